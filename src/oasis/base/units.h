@@ -1,0 +1,18 @@
+// Sizes as people write them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "oasis/base/status.h"
+
+namespace oasis {
+
+// "64MiB", "1.5GiB", "4096", "2GB" (powers of 1000), "16k" (powers of 1024) -> bytes. Errors name the text.
+Result<uint64_t> parse_bytes(std::string_view text);
+
+// 1536 -> "1.5 KiB". Three significant digits.
+std::string format_bytes(uint64_t bytes);
+
+}  // namespace oasis

@@ -1,0 +1,70 @@
+// The seam between the engine and where it runs. A Device hands out memory and streams; a Stream runs kernels in order. The CPU
+// backend is complete here: its foreground stream runs each kernel at once on a thread pool, its background streams are worker
+// threads. Kernels take a Stream& and find what they need of it (kernels/README.md).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "oasis/base/status.h"
+#include "oasis/device/thread_pool.h"
+
+namespace oasis {
+
+enum class Backend : uint8_t { kCpu };
+
+// Memory of a device, owned. Aligned to 4096 bytes, zeroed.
+class Buffer {
+ public:
+  Buffer() = default;
+  // `free` is called with the memory once; ownership of `data` moves in.
+  Buffer(std::byte* data, size_t bytes, std::function<void(std::byte*, size_t)> free)
+      : data_(data), bytes_(bytes), free_(std::move(free)) {}
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer();
+
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  template <typename T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+  std::function<void(std::byte*, size_t)> free_;
+};
+
+// Runs work in the order it was given. One thread enqueues at a time.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual Backend backend() const = 0;
+  // CPU backend: runs `work` on this stream (at once on the foreground stream, later on a worker's thread otherwise).
+  virtual void enqueue(std::function<void()> work) = 0;
+  // Returns when everything enqueued so far has run.
+  virtual void synchronize() = 0;
+  // CPU backend: the threads that a kernel on this stream may share its loops over.
+  virtual ThreadPool& pool() = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual Backend backend() const = 0;
+  virtual std::string name() const = 0;
+  // Fails with the number of bytes asked for and what to do.
+  virtual Result<Buffer> allocate(size_t bytes) = 0;
+  virtual Stream& foreground() = 0;
+  virtual std::unique_ptr<Stream> make_background_stream() = 0;
+};
+
+// `threads` >= 1; 0: one a core that this process sees.
+std::unique_ptr<Device> make_cpu_device(int threads);
+
+}  // namespace oasis
