@@ -35,14 +35,18 @@ TEST(Numeric, EveryHalfSurvivesTheRoundTrip) {
     if (std::isnan(f)) continue;
     EXPECT_EQ(to_fp16(f).bits, h.bits);
     const bf16 b{static_cast<uint16_t>(bits)};
-    if (!std::isnan(to_float(b))) EXPECT_EQ(to_bf16(to_float(b)).bits, b.bits);
+    if (!std::isnan(to_float(b))) {
+      EXPECT_EQ(to_bf16(to_float(b)).bits, b.bits);
+    }
   }
 }
 
 TEST(Numeric, EveryFp8SurvivesTheRoundTripAndTheRestRoundsToTheNearest) {
   for (uint32_t bits = 0; bits < 0x100; ++bits) {
     const fp8_e4m3 x{static_cast<uint8_t>(bits)};
-    if (!std::isnan(to_float(x))) EXPECT_EQ(to_fp8_e4m3(to_float(x)).bits, x.bits);
+    if (!std::isnan(to_float(x))) {
+      EXPECT_EQ(to_fp8_e4m3(to_float(x)).bits, x.bits);
+    }
   }
   for (float f = -500; f < 500; f += 0.0371f) {
     const float got = to_float(to_fp8_e4m3(f));

@@ -1,5 +1,5 @@
-// Element types of tensors as they lie in files and memory. Quantised types come in blocks along the contiguous (last) dimension;
-// their layouts are those of ggml (docs: the table in src/oasis/model/README.md).
+// Element types of tensors as they lie in files and memory. Quantised types come in blocks along the contiguous (last)
+// dimension; their layouts are those of ggml (docs: the table in src/oasis/model/README.md).
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,28 @@ struct DTypeInfo {
 
 constexpr DTypeInfo info(DType t) {
   switch (t) {
-    case DType::kF32: return {"F32", 1, 4};
-    case DType::kF16: return {"F16", 1, 2};
-    case DType::kBF16: return {"BF16", 1, 2};
-    case DType::kQ4_0: return {"Q4_0", 32, 18};
-    case DType::kQ4_1: return {"Q4_1", 32, 20};
-    case DType::kQ8_0: return {"Q8_0", 32, 34};
-    case DType::kQ4_K: return {"Q4_K", 256, 144};
-    case DType::kQ5_K: return {"Q5_K", 256, 176};
-    case DType::kQ6_K: return {"Q6_K", 256, 210};
-    case DType::kI64: return {"I64", 1, 8};
-    case DType::kBool: return {"BOOL", 1, 1};
+    case DType::kF32:
+      return {"F32", 1, 4};
+    case DType::kF16:
+      return {"F16", 1, 2};
+    case DType::kBF16:
+      return {"BF16", 1, 2};
+    case DType::kQ4_0:
+      return {"Q4_0", 32, 18};
+    case DType::kQ4_1:
+      return {"Q4_1", 32, 20};
+    case DType::kQ8_0:
+      return {"Q8_0", 32, 34};
+    case DType::kQ4_K:
+      return {"Q4_K", 256, 144};
+    case DType::kQ5_K:
+      return {"Q5_K", 256, 176};
+    case DType::kQ6_K:
+      return {"Q6_K", 256, 210};
+    case DType::kI64:
+      return {"I64", 1, 8};
+    case DType::kBool:
+      return {"BOOL", 1, 1};
   }
   return {"?", 1, 1};
 }
@@ -37,7 +48,8 @@ constexpr int64_t bytes_of(DType t, int64_t elements) {
   return elements / info(t).block_elements * info(t).block_bytes;
 }
 
-// A matrix of weights as it lies in its file: [rows = output features][cols = input features], rows contiguous. Borrowed.
+// A matrix of weights as it lies in its file: [rows = output features][cols = input features], rows contiguous.
+// Borrowed.
 struct WeightView {
   const void* data = nullptr;
   DType type = DType::kF32;

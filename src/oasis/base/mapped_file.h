@@ -17,7 +17,8 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& other) noexcept;
   ~MappedFile();
 
-  // The whole file; valid as long as this object lives. Truncating the file from outside while it is mapped is undefined.
+  // The whole file; valid as long as this object lives. Truncating the file from outside while it is mapped is
+  // undefined.
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   const std::string& path() const { return path_; }
 

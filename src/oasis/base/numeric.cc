@@ -8,7 +8,7 @@ fp16 to_fp16(float x) {
   const uint32_t magnitude = u & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
   if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // rounds to 2^16 or more
-  if (magnitude < 0x38800000u) {                                                  // below 2^-14: subnormal or zero
+  if (magnitude < 0x38800000u) {                                                 // below 2^-14: subnormal or zero
     const float units = std::nearbyint(std::bit_cast<float>(magnitude) * 0x1p24f);
     return {static_cast<uint16_t>(sign | static_cast<uint32_t>(units))};
   }

@@ -1,5 +1,5 @@
-// Errors as values. A function that can fail for a reason outside our code returns Status or Result<T>; a broken invariant of our
-// own aborts through OASIS_CHECK. No exception crosses a public header.
+// Errors as values. A function that can fail for a reason outside our code returns Status or Result<T>; a broken
+// invariant of our own aborts through OASIS_CHECK. No exception crosses a public header.
 #pragma once
 
 #include <fmt/format.h>
@@ -106,8 +106,8 @@ class [[nodiscard]] Result {
 #define OASIS_CONCAT(a, b) OASIS_CONCAT_(a, b)
 
 // Returns the error of `expr` (a Status) to the caller.
-#define OASIS_RETURN_IF_ERROR(expr)                         \
-  do {                                                      \
+#define OASIS_RETURN_IF_ERROR(expr)                                      \
+  do {                                                                   \
     if (::oasis::Status status_ = (expr); !status_.ok()) return status_; \
   } while (0)
 
@@ -119,7 +119,7 @@ class [[nodiscard]] Result {
   lhs = std::move(tmp).value()
 
 // A broken invariant of our own: prints and aborts. The message is a fmt string with arguments.
-#define OASIS_CHECK(condition, ...)                                                              \
-  do {                                                                                           \
+#define OASIS_CHECK(condition, ...)                                                                      \
+  do {                                                                                                   \
     if (!(condition)) ::oasis::check_failed(__FILE__, __LINE__, #condition, ::fmt::format(__VA_ARGS__)); \
   } while (0)

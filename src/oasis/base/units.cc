@@ -29,7 +29,8 @@ Result<uint64_t> parse_bytes(std::string_view text) {
       factor = std::pow(1000.0, static_cast<double>(power + 1));
     }
   }
-  if (factor == 0) return invalid_argument("'{}' has an unknown unit '{}': use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB", text, unit);
+  if (factor == 0)
+    return invalid_argument("'{}' has an unknown unit '{}': use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB", text, unit);
   if (value * factor >= 0x1p63) return invalid_argument("'{}' is larger than 2^63 bytes", text);
   return static_cast<uint64_t>(std::llround(value * factor));
 }

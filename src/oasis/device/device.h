@@ -1,6 +1,6 @@
-// The seam between the engine and where it runs. A Device hands out memory and streams; a Stream runs kernels in order. The CPU
-// backend is complete here: its foreground stream runs each kernel at once on a thread pool, its background streams are worker
-// threads. Kernels take a Stream& and find what they need of it (kernels/README.md).
+// The seam between the engine and where it runs. A Device hands out memory and streams; a Stream runs kernels in order.
+// The CPU backend is complete here: its foreground stream runs each kernel at once on a thread pool, its background
+// streams are worker threads. Kernels take a Stream& and find what they need of it (kernels/README.md).
 #pragma once
 
 #include <cstddef>

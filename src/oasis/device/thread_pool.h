@@ -37,9 +37,9 @@ class ThreadPool {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls body(item, worker) once for every item in [0, items); items are handed out one by one in ascending order, worker is in
-  // [0, size()). Returns when all have returned. Not reentrant; one caller at a time. A kernel whose result must not depend on the
-  // number of threads makes each item's work independent of who runs it.
+  // Calls body(item, worker) once for every item in [0, items); items are handed out one by one in ascending order,
+  // worker is in [0, size()). Returns when all have returned. Not reentrant; one caller at a time. A kernel whose
+  // result must not depend on the number of threads makes each item's work independent of who runs it.
   void run(int64_t items, FunctionRef<void(int64_t item, int worker)> body);
 
  private:

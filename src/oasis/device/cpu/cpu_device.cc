@@ -80,14 +80,15 @@ class WorkerStream : public Stream {
 
 class CpuDevice : public Device {
  public:
-  explicit CpuDevice(int threads) : foreground_(threads) {}
+  explicit CpuDevice(int threads) : threads_(threads), foreground_(threads) {}
   Backend backend() const override { return Backend::kCpu; }
-  std::string name() const override { return fmt::format("cpu ({} threads)", foreground_.pool().size()); }
+  std::string name() const override { return fmt::format("cpu ({} threads)", threads_); }
   Result<Buffer> allocate(size_t bytes) override {
     if (bytes == 0) return Buffer();
     void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) {
-      return resource_exhausted("cannot allocate {}: {}; ask for less memory", format_bytes(bytes), std::strerror(errno));
+      return resource_exhausted("cannot allocate {}: {}; ask for less memory", format_bytes(bytes),
+                                std::strerror(errno));
     }
     ::madvise(data, bytes, MADV_HUGEPAGE);
     return Buffer(static_cast<std::byte*>(data), bytes, [](std::byte* p, size_t n) { ::munmap(p, n); });
@@ -96,6 +97,7 @@ class CpuDevice : public Device {
   std::unique_ptr<Stream> make_background_stream() override { return std::make_unique<WorkerStream>(); }
 
  private:
+  int threads_;
   ForegroundStream foreground_;
 };
 
