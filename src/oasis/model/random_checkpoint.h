@@ -1,0 +1,14 @@
+// A model of random weights in memory, for tests and benches that need no file.
+#pragma once
+
+#include <cstdint>
+
+#include "oasis/model/checkpoint.h"
+
+namespace oasis::model {
+
+// bf16 weights drawn so that activations keep a size near 1 at every depth; the same for the same config and seed.
+// Aborts on a config that validate() refuses. Has no tokenizer.
+Checkpoint make_random(const ModelConfig& config, uint64_t seed);
+
+}  // namespace oasis::model
