@@ -1,0 +1,43 @@
+// Decode attention of a few rows over lists of slots.
+#pragma once
+
+#include <cstdint>
+
+#include "oasis/device/device.h"
+#include "oasis/kernels/views.h"
+
+namespace oasis::kernels {
+
+// Consecutive rows that attend the same blocks form a group; a group has one list a KV head. Keys are stored after
+// RoPE, so order carries no meaning, but lists are in ascending logical block order, the sum runs in that order, and
+// partial sums are split at fixed logical borders (kSplitBlocks). A key at position block * block_size + i is seen by
+// rows at that position and after it. Softmax scale 1/sqrt(head_dim). A row that sees no key at all gets zeros.
+//
+// The result of a (row, head) depends only on its q, its list's blocks and their contents: not on pages, on other rows
+// or on the number of threads (bit for bit on one machine).
+struct AttentionParams {
+  PoolView pool;  // one layer
+  int64_t block_size = 16;
+  int64_t head_dim = 0;
+  int64_t kv_heads = 0;
+  int64_t q_per_kv = 0;  // query heads a KV head (GQA group)
+
+  int64_t groups = 0;
+  const int32_t* row_begin = nullptr;    // [groups + 1], first row of each group
+  const int32_t* positions = nullptr;    // [rows]; negative: masked row, its output is zero
+  const ListEntry* entries = nullptr;    // [groups, kv_heads, list_stride]
+  const int32_t* entry_count = nullptr;  // [groups, kv_heads]
+  int64_t list_stride = 0;
+
+  const float* q = nullptr;  // [rows, q_stride]: kv_heads * q_per_kv heads of head_dim, head-major
+  int64_t q_stride = 0;
+  float* out = nullptr;  // [rows, out_stride], same shape as q
+  int64_t out_stride = 0;
+
+  static constexpr int64_t kSplitBlocks =
+      32;  // partial sums cover logical blocks [32 i, 32 i + 32), merged in ascending order
+};
+
+void attention_cpu(Stream& stream, const AttentionParams& params);
+
+}  // namespace oasis::kernels

@@ -1,0 +1,29 @@
+#include "oasis/kernels/kernels.h"
+
+namespace oasis::kernels {
+
+const Kernels& kernels_for(Backend backend) {
+  static constexpr Kernels cpu{
+      .append = append_cpu,
+      .attention = attention_cpu,
+      .embedding = embedding_cpu,
+      .gather = gather_cpu,
+      .matmul = matmul_cpu,
+      .prefill_attention = prefill_attention_cpu,
+      .rms_norm = rms_norm_cpu,
+      .rope_table = rope_table_cpu,
+      .rope = rope_cpu,
+      .score = score_cpu,
+      .seal = seal_cpu,
+      .select = select_cpu,
+      .swiglu = swiglu_cpu,
+      .topk = topk_cpu,
+  };
+  switch (backend) {
+    case Backend::kCpu:
+      return cpu;
+  }
+  OASIS_CHECK(false, "no kernels for backend {}", static_cast<int>(backend));
+}
+
+}  // namespace oasis::kernels
