@@ -1,0 +1,127 @@
+// The capacity tier: where every sealed block lives. A *home* is the record of one block: for each layer a part (KV of
+// all heads), the summaries of all layers, and `extra` bytes that belong to the drafter (its KV rows of the block and
+// the fused feature of the block's last token). A tier stores homes by number; who refers to a home and why is
+// HomeStore's business (home_store.h).
+//
+// Contract of every tier
+// - Thread-safe. The engine's thread writes, the transfer's thread reads; calls block only where it is said.
+// - Memory handed out stays valid until it is handed back.
+// - A tier never returns bytes that differ from those written: a checksum is verified whenever a part comes back from a
+// file.
+// - An error belongs to the home it names; others are not affected.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "oasis/base/status.h"
+#include "oasis/kv/shape.h"
+
+namespace oasis::kv {
+
+using HomeId = int32_t;
+
+struct PartKey {
+  HomeId home;
+  int32_t layer;  // relative to shape.first_layer
+};
+
+// One batch of reads in flight. The tier counts it down; `wait` or `done` tell when every part is present and pinned,
+// or failed.
+class FetchTicket {
+ public:
+  bool done() const;
+  // Returns when all parts have arrived. The first error of the batch, if any.
+  Status wait();
+
+  // For tiers.
+  void start(int parts);
+  void finish_one(Status status);
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  int left_ = 0;
+  Status status_;
+};
+
+struct TierStats {
+  int64_t bytes_written = 0, bytes_read = 0;  // over the slow link (file); zero where there is none
+  int64_t parts_present = 0, parts_evicted = 0;
+  int64_t read_batches = 0, checksum_failures = 0;
+};
+
+class Tier {
+ public:
+  virtual ~Tier() = default;
+  virtual std::string describe() const = 0;
+  virtual int32_t homes() const = 0;         // how many homes fit
+  virtual bool addressable() const = 0;      // every written part can be acquired at once
+  virtual int64_t memory_bytes() const = 0;  // DRAM taken by the tier
+  virtual int64_t file_bytes() const = 0;    // file space reserved, or 0
+
+  // Writing. `begin_write` gives shape.part_bytes() bytes to fill, pinned until `end_write`, which publishes them: from
+  // then on the part can be acquired. A staged tier writes them to its file in the background; a failure of that shows
+  // up in `status(home)`. begin_write blocks while all frames are pinned or dirty and writes are under way; it fails if
+  // that cannot end.
+  virtual Result<std::byte*> begin_write(PartKey key) = 0;
+  virtual void end_write(PartKey key) = 0;
+
+  // Summaries and extra bytes of a home: small, always in memory. `meta_bytes()` bytes, valid as long as the tier
+  // lives.
+  virtual std::byte* meta(HomeId home) = 0;
+  virtual int64_t meta_bytes() const = 0;
+
+  // Reading. True if the part can be acquired without waiting (relaxed; may change).
+  virtual bool present(PartKey key) const = 0;
+  // Pins a present part and returns its shape.part_bytes() bytes, or null if it is absent. Every acquire needs one
+  // release.
+  virtual const std::byte* acquire(PartKey key) = 0;
+  virtual void release(PartKey key) = 0;
+  // Starts reads of the absent ones among `parts`, as one batch, without blocking; no part is read twice while it is
+  // present or on its way. Every part is pinned for the caller when it arrives (also those that were present already);
+  // the caller releases each after ticket.wait(), whatever that says (a failed part's release does nothing; its acquire
+  // returns null).
+  virtual void fetch(std::span<const PartKey> parts, FetchTicket& ticket) = 0;
+  // Like fetch, but nobody waits and nothing stays pinned: brings parts in for a later step.
+  virtual void prefetch(std::span<const PartKey> parts) = 0;
+
+  // Forgets the home's bytes (its file range may be written again by the next owner). No part of it is pinned.
+  virtual void drop(HomeId home) = 0;
+  // The first error met while writing or reading this home since it was dropped last.
+  virtual Status status(HomeId home) const = 0;
+  // Returns when all writes so far are in the file (no-op for DRAM).
+  virtual void flush() = 0;
+
+  virtual TierStats stats() const = 0;
+};
+
+struct TierConfig {
+  KvShape shape;
+  int64_t extra_bytes = 0;  // of the drafter, per home
+};
+
+// DRAM: every home's parts at a fixed address. `memory_bytes` bounds everything the tier allocates; homes() follows
+// from it.
+Result<std::unique_ptr<Tier>> make_dram_tier(const TierConfig& config, int64_t memory_bytes);
+
+// A file under a DRAM cache of parts (LRU): io_uring with O_DIRECT where the file system and kernel allow, else
+// pread/pwrite on a small set of threads (said in describe()). `memory_bytes` bounds cache + metadata, `file_bytes` the
+// file (0: as much as homes for `max_homes` need). The file is created or truncated, its space reserved at once (a full
+// disk is an error here, not later), locked against a second process, and unlinked at the end unless `keep`.
+struct FileTierConfig {
+  std::string path;
+  int64_t file_bytes = 0;
+  int64_t memory_bytes = 0;
+  int32_t max_homes = 0;
+  bool keep = false;
+};
+Result<std::unique_ptr<Tier>> make_file_tier(const TierConfig& config, const FileTierConfig& file);
+
+}  // namespace oasis::kv
