@@ -1,0 +1,61 @@
+// From a row of logits to a token: penalties, bias, temperature, top-k, top-p, min-p, seeds, log-probabilities.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "oasis/base/status.h"
+
+namespace oasis::engine {
+
+struct SamplingParams {
+  float temperature = 0;  // 0: greedy (ties: lower id)
+  int32_t top_k = 0;      // 0: off
+  float top_p = 1;
+  float min_p = 0;
+  float repetition_penalty = 1;  // on tokens of prompt and output: logit > 0 ? logit / r : logit * r
+  float presence_penalty = 0;    // on tokens of the output
+  float frequency_penalty = 0;   // times the count in the output
+  std::vector<std::pair<int32_t, float>> logit_bias;
+  uint64_t seed = 0;
+  int32_t logprobs =
+      -1;  // -1: none; n: the chosen token's and the n most likely (<= 20), of the model's own distribution
+};
+// Names the field, the value and the range.
+Status validate(const SamplingParams& params, int64_t vocab);
+
+struct TokenLogprob {
+  int32_t token;
+  float logprob;
+};
+struct Sampled {
+  int32_t token = -1;
+  float margin = 0;  // largest minus second largest logit after penalties and bias (diagnostics, tests)
+  float logprob = 0;
+  std::vector<TokenLogprob> top;
+};
+
+// The state that a sequence's sampling depends on: token counts and the position of its random stream. A draw depends
+// on (seed, position) alone, so preemption, batching and drafts do not change it.
+class Sampler {
+ public:
+  Sampler(SamplingParams params, int64_t vocab, std::span<const int32_t> prompt);
+  // Samples the token that follows `position` tokens of the sequence. `logits` [vocab] is scratch afterwards.
+  Sampled sample(std::span<float> logits, int64_t position);
+  // Rejection sampling of a deterministic draft: accepts `draft` with probability p(draft) or returns a sample of p
+  // without it, so that the outcome is distributed as sample()'s. Greedy: accepted iff it is the argmax.
+  Sampled sample_or_accept(std::span<float> logits, int64_t position, int32_t draft, bool& accepted);
+  // The token became part of the output (counts for penalties).
+  void append(int32_t token);
+  const SamplingParams& params() const { return params_; }
+
+ private:
+  SamplingParams params_;
+  int64_t vocab_;
+  std::vector<int32_t> prompt_tokens_;               // distinct, sorted
+  std::vector<std::pair<int32_t, int32_t>> counts_;  // (token, times in the output), sorted
+};
+
+}  // namespace oasis::engine

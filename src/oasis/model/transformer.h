@@ -1,0 +1,49 @@
+// The target model, cut at attention: what comes before it and after it in each layer. Attention itself belongs to the
+// KV core, so that one code serves dense, sparse and tiered sequences. All arrays are fp32, row-major, rows contiguous.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "oasis/device/device.h"
+#include "oasis/kernels/kernels.h"
+#include "oasis/model/checkpoint.h"
+
+namespace oasis::model {
+
+class Transformer {
+ public:
+  // Borrows the checkpoint, which must outlive it. `max_rows`: the most rows of one call; scratch is allocated for them
+  // here.
+  static Result<Transformer> create(Device& device, const Checkpoint& checkpoint, int64_t max_rows);
+
+  const ModelConfig& config() const { return *config_; }
+  int64_t scratch_bytes() const;
+
+  // x[r] = embedding of ids[r].
+  void embed(Stream&, const int32_t* ids, int64_t rows, float* x);
+  // cos and sin for the rows' positions: once a step, used by every layer. [rows, 2, head_dim / 2]
+  void rope_table(Stream&, const int32_t* positions, int64_t rows, float* cos_sin);
+  // Before attention: norm, QKV projection, q/k norm (Qwen3), RoPE. q [rows, heads * d], k and v [rows, kv_heads * d].
+  // `q_unrotated`, if not null, receives q before RoPE (the proxy query is rotated to the next position).
+  void before_attention(Stream&, int layer, const float* x, const float* cos_sin, int64_t rows, float* q, float* k,
+                        float* v, float* q_unrotated = nullptr);
+  // Rotates q_unrotated [rows, heads * d] by another table.
+  void rotate_queries(Stream&, const float* q_unrotated, const float* cos_sin, int64_t rows, float* q);
+  // After attention: x += o_proj(attention), then x += MLP(norm(x)). attention [rows, heads * d].
+  void after_attention(Stream&, int layer, const float* attention, int64_t rows, float* x);
+  // logits[r] = lm_head(norm(x[r])), [rows, vocab].
+  void logits(Stream&, const float* x, int64_t rows, float* logits);
+
+ private:
+  Transformer() = default;
+  const ModelConfig* config_ = nullptr;
+  const ModelWeights* weights_ = nullptr;
+  const kernels::Kernels* k_ = nullptr;
+  int64_t max_rows_ = 0;
+  std::vector<double> frequencies_;  // [head_dim / 2], scaling applied
+  float rope_scale_ = 1;
+  Buffer scratch_;
+};
+
+}  // namespace oasis::model
