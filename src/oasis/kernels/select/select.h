@@ -27,7 +27,7 @@ struct Fetch {
 
 // What one sequence asks of select in this step, for all KV heads of the layer.
 struct SelectItem {
-  const HeadMap* maps = nullptr;  // [kv_heads]
+  const HeadMap* maps = nullptr;  // [kv_heads]; null: the item is skipped, none of its outputs is written
   const int32_t* page_of_slot =
       nullptr;  // [slots]: the sequence's page table (slot -> page), the same for all layers and heads
   int32_t slots = 0;
@@ -38,8 +38,9 @@ struct SelectItem {
   int32_t sealed_begin = 0;  // blocks sealed_begin .. candidates-1 were sealed in this step (open in the map until now)
   int32_t open_end = 0;      // blocks candidates .. open_end-1 must own a slot for the next step's rows
   int32_t cap = 0;  // bounded: block-heads admitted a head, C x tokens advanced; exact and adaptive: an upper limit
-  float margin_threshold =
-      0;  // adaptive: misses whose margin is below are refused, beyond the head's first; -inf: no threshold
+  // adaptive: misses whose margin is below are refused, beyond the head's first; -inf: no threshold. The margin of a
+  // block = (its score - the last predicted score) / the head's spread.
+  float margin_threshold = 0;
   const uint8_t* present =
       nullptr;  // [max_blocks]: 0 = the part of that block for this layer is not in the addressable tier; null: all
                 // are. Bytes are read atomically (relaxed): a part never becomes absent while a step runs.
@@ -55,14 +56,20 @@ struct SelectParams {
   const float* predicted_scores = nullptr;  // [items, kv_heads, predicted_stride]; needed where margin_threshold > -inf
   const int32_t* predicted_count = nullptr;  // [items, kv_heads]
   int64_t predicted_stride = 0;
-  float* spread = nullptr;  // [items, kv_heads] adaptive: the head's running spread of scores, updated here; or null
-  int64_t* budget =
-      nullptr;  // adaptive: block-heads left in this step, shared by all items and layers (atomic); or null
+  // [items, kv_heads] adaptive: the head's running spread of scores, updated here before it is used; or null (this
+  // step's spread alone). A step's spread is the interquartile range of P's scores: score[n / 4] - score[3 n / 4] by
+  // rank. The first positive one initialises (0: none yet), later ones enter with kSpreadWeight.
+  float* spread = nullptr;
+  static constexpr float kSpreadWeight = 1.0f / 16;
+  // adaptive: block-heads left in this step, shared by all items and layers (atomic), taken one by one as blocks are
+  // admitted; a head's first may overdraw it. Which heads get the last ones depends on the threads. Null: no budget.
+  int64_t* budget = nullptr;
 
   Fetch* fetches = nullptr;        // [items, kv_heads, fetch_stride]: the plan, admitted misses in rank order
   int32_t* fetch_count = nullptr;  // [items, kv_heads]
-  Fetch* wanted =
-      nullptr;  // [items, kv_heads, fetch_stride]: absent parts among the first `cap` misses (slot = -1); or null
+  // [items, kv_heads, fetch_stride]: absent parts among the first `cap` misses (slot = -1), in rank order; under
+  // adaptive only those that reach the threshold, and the first miss; or null.
+  Fetch* wanted = nullptr;
   int32_t* wanted_count = nullptr;  // [items, kv_heads]
   int64_t fetch_stride = 0;
 
@@ -72,7 +79,7 @@ struct SelectParams {
   int64_t list_stride = 0;
 
   int32_t* stats =
-      nullptr;  // [items, kv_heads, 4]: hits, misses, refused by cap (or margin or budget), refused by absence
+      nullptr;  // [items, kv_heads, 4]: hits, misses, refused by cap (or margin or budget), refused by absence; or null
 };
 
 // Applies, for every item and head: (1) blocks sealed now become residents with last_predicted = step; (2) residents in
@@ -85,7 +92,8 @@ void select_cpu(Stream& stream, const SelectParams& params);
 
 // The demand of `exact`: makes every block of `predicted` (here T) resident by rule (4) with T in the place of P,
 // without a cap, giving them last_predicted = item.step; writes the fetches, no list. sealed_begin .. candidates-1 join
-// as in (1). Afterwards select_cpu runs for the prefetch with sealed_begin = candidates.
+// as in (1). Blocks of T that are open are left alone. Afterwards select_cpu runs for the prefetch with sealed_begin =
+// candidates. Both want |P|, |T| <= R.
 void demand_cpu(Stream& stream, const SelectParams& params);
 
 }  // namespace oasis::kernels
