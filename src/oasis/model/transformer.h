@@ -11,16 +11,20 @@
 
 namespace oasis::model {
 
+// Calls share one scratch: they go to one stream at a time, and take between 0 and max_rows rows.
 class Transformer {
  public:
-  // Borrows the checkpoint, which must outlive it. `max_rows`: the most rows of one call; scratch is allocated for them
-  // here.
+  // Borrows device and checkpoint, which must outlive it. `max_rows`: the most rows of one call; scratch is allocated
+  // for them here.
   static Result<Transformer> create(Device& device, const Checkpoint& checkpoint, int64_t max_rows);
+  // Bytes that `create` allocates, for plans.
+  static int64_t scratch_bytes(const ModelConfig& config, int64_t max_rows);
 
   const ModelConfig& config() const { return *config_; }
-  int64_t scratch_bytes() const;
+  int64_t max_rows() const { return max_rows_; }
+  int64_t scratch_bytes() const { return static_cast<int64_t>(scratch_.bytes()); }
 
-  // x[r] = embedding of ids[r].
+  // x[r] = embedding of ids[r]. [rows, hidden]
   void embed(Stream&, const int32_t* ids, int64_t rows, float* x);
   // cos and sin for the rows' positions: once a step, used by every layer. [rows, 2, head_dim / 2]
   void rope_table(Stream&, const int32_t* positions, int64_t rows, float* cos_sin);
@@ -37,6 +41,9 @@ class Transformer {
 
  private:
   Transformer() = default;
+  // y = norm(x) * weight, [rows, hidden], in scratch.
+  const float* norm(Stream&, std::span<const float> weight, const float* x, int64_t rows);
+
   const ModelConfig* config_ = nullptr;
   const ModelWeights* weights_ = nullptr;
   const kernels::Kernels* k_ = nullptr;
@@ -44,6 +51,8 @@ class Transformer {
   std::vector<double> frequencies_;  // [head_dim / 2], scaling applied
   float rope_scale_ = 1;
   Buffer scratch_;
+  float* normed_ = nullptr;  // in scratch_: [max_rows, hidden]
+  float* wide_ = nullptr;    // in scratch_: q and k before RoPE, or gate and up
 };
 
 }  // namespace oasis::model
