@@ -8,6 +8,7 @@
 #include "oasis/kernels/attention/attention.h"
 #include "oasis/kernels/embedding/embedding.h"
 #include "oasis/kernels/gather/gather.h"
+#include "oasis/kernels/locate/locate.h"
 #include "oasis/kernels/matmul/matmul.h"
 #include "oasis/kernels/norm/norm.h"
 #include "oasis/kernels/prefill_attention/prefill_attention.h"
@@ -25,6 +26,7 @@ struct Kernels {
   void (*attention)(Stream&, const AttentionParams&);
   void (*embedding)(Stream&, const EmbeddingParams&);
   void (*gather)(Stream&, const GatherParams&);
+  void (*locate)(Stream&, const LocateParams&);
   void (*matmul)(Stream&, const MatmulParams&);
   void (*prefill_attention)(Stream&, const PrefillAttentionParams&);
   void (*rms_norm)(Stream&, const RmsNormParams&);
@@ -32,6 +34,7 @@ struct Kernels {
   void (*rope)(Stream&, const RopeParams&);
   void (*score)(Stream&, const ScoreParams&);
   void (*seal)(Stream&, const SealParams&);
+  void (*demand)(Stream&, const SelectParams&);
   void (*select)(Stream&, const SelectParams&);
   void (*swiglu)(Stream&, const SwigluParams&);
   void (*topk)(Stream&, const TopKParams&);

@@ -277,6 +277,7 @@ void for_each_head(Stream& stream, const SelectParams& p, void (Head::*work)()) 
   int64_t slots = 0;
   for (int64_t i = 0; i < p.items; ++i) slots += p.item[i].slots * p.kv_heads;
   const auto body = [&](int64_t at, int) {
+    if (!p.item[at / p.kv_heads].maps) return;
     thread_local Scratch scratch;
     Head head(p, at / p.kv_heads, at % p.kv_heads, scratch);
     (head.*work)();
