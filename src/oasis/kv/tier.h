@@ -6,6 +6,7 @@
 // Contract of every tier
 // - Thread-safe. The engine's thread writes, the transfer's thread reads; calls block only where it is said.
 // - Memory handed out stays valid until it is handed back.
+// - A part is written once; to write it again, its home is dropped first.
 // - A tier never returns bytes that differ from those written: a checksum is verified whenever a part comes back from a
 // file.
 // - An error belongs to the home it names; others are not affected.
@@ -14,6 +15,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -33,21 +35,25 @@ struct PartKey {
 };
 
 // One batch of reads in flight. The tier counts it down; `wait` or `done` tell when every part is present and pinned,
-// or failed.
+// or failed. It must outlive its batch.
 class FetchTicket {
  public:
+  FetchTicket() = default;
+  // `on_done` is called once, on whatever thread finishes the batch (possibly within fetch()); it must not touch the
+  // ticket's owner without a lock and must not block.
+  explicit FetchTicket(std::function<void()> on_done) : on_done_(std::move(on_done)) {}
   bool done() const;
-  // Returns when all parts have arrived. The first error of the batch, if any.
+  // Returns when all parts have arrived. The first error of the batch, if any; the ticket may then serve another batch.
   Status wait();
 
   // For tiers.
-  void start(int parts);
-  void finish_one(Status status);
+  void start(int64_t parts);
+  void finish(int64_t parts, const Status& status);
 
  private:
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  int left_ = 0;
+  int64_t left_ = 0;
   Status status_;
 };
 
@@ -65,11 +71,13 @@ class Tier {
   virtual bool addressable() const = 0;      // every written part can be acquired at once
   virtual int64_t memory_bytes() const = 0;  // DRAM taken by the tier
   virtual int64_t file_bytes() const = 0;    // file space reserved, or 0
+  // How many parts can be pinned at once: a fetch of more fails at once.
+  virtual int64_t pinnable_parts() const = 0;
 
   // Writing. `begin_write` gives shape.part_bytes() bytes to fill, pinned until `end_write`, which publishes them: from
   // then on the part can be acquired. A staged tier writes them to its file in the background; a failure of that shows
   // up in `status(home)`. begin_write blocks while all frames are pinned or dirty and writes are under way; it fails if
-  // that cannot end.
+  // that does not end, or with the home's status if that is an error (nothing is pinned then: no end_write).
   virtual Result<std::byte*> begin_write(PartKey key) = 0;
   virtual void end_write(PartKey key) = 0;
 
@@ -85,14 +93,19 @@ class Tier {
   virtual const std::byte* acquire(PartKey key) = 0;
   virtual void release(PartKey key) = 0;
   // Starts reads of the absent ones among `parts`, as one batch, without blocking; no part is read twice while it is
-  // present or on its way. Every part is pinned for the caller when it arrives (also those that were present already);
-  // the caller releases each after ticket.wait(), whatever that says (a failed part's release does nothing; its acquire
-  // returns null).
+  // present or on its way. Every part is pinned for the caller when it arrives (also those that were present already),
+  // and `bytes` finds it without a second pin. The caller owes one release for each, after ticket.wait(), whatever that
+  // says: a part that failed (`bytes` returns null) is owed one too. A caller that holds pins while it waits for a
+  // fetch may be refused if the tier has no room left.
   virtual void fetch(std::span<const PartKey> parts, FetchTicket& ticket) = 0;
-  // Like fetch, but nobody waits and nothing stays pinned: brings parts in for a later step.
+  // The bytes of a part that the caller holds pinned, or null if its fetch failed.
+  virtual const std::byte* bytes(PartKey key) = 0;
+  // Like fetch, but nobody waits and nothing stays pinned: brings parts in for a later step. A hint: left out for parts
+  // that no room can be made for.
   virtual void prefetch(std::span<const PartKey> parts) = 0;
 
-  // Forgets the home's bytes (its file range may be written again by the next owner). No part of it is pinned.
+  // Forgets the home's bytes (its file range may be written again by the next owner). No part of it is pinned, being
+  // written or awaited by a fetch; a prefetch under way may be.
   virtual void drop(HomeId home) = 0;
   // The first error met while writing or reading this home since it was dropped last.
   virtual Status status(HomeId home) const = 0;
@@ -114,13 +127,13 @@ Result<std::unique_ptr<Tier>> make_dram_tier(const TierConfig& config, int64_t m
 // A file under a DRAM cache of parts (LRU): io_uring with O_DIRECT where the file system and kernel allow, else
 // pread/pwrite on a small set of threads (said in describe()). `memory_bytes` bounds cache + metadata, `file_bytes` the
 // file (0: as much as homes for `max_homes` need). The file is created or truncated, its space reserved at once (a full
-// disk is an error here, not later), locked against a second process, and unlinked at the end unless `keep`.
+// disk is an error here, not later), locked against a second process, and unlinked at the end. A file that is not empty
+// and was not made by this tier is left alone: an error.
 struct FileTierConfig {
   std::string path;
   int64_t file_bytes = 0;
   int64_t memory_bytes = 0;
-  int32_t max_homes = 0;
-  bool keep = false;
+  int32_t max_homes = 0;  // 0: as many as `file_bytes` hold
 };
 Result<std::unique_ptr<Tier>> make_file_tier(const TierConfig& config, const FileTierConfig& file);
 
