@@ -39,21 +39,22 @@ struct PartKey {
 class FetchTicket {
  public:
   FetchTicket() = default;
-  // `on_done` is called once, on whatever thread finishes the batch (possibly within fetch()); it must not touch the
-  // ticket's owner without a lock and must not block.
+  // `on_done` is called once, on whatever thread finishes the batch (possibly within fetch()); it must not block.
   explicit FetchTicket(std::function<void()> on_done) : on_done_(std::move(on_done)) {}
   bool done() const;
-  // Returns when all parts have arrived. The first error of the batch, if any; the ticket may then serve another batch.
+  // Returns when all parts have arrived. The first error of the batch, if any.
   Status wait();
 
-  // For tiers.
-  void start(int64_t parts);
-  void finish(int64_t parts, const Status& status);
+  // For tiers: start(n) once, then finish_one n times; the ticket may be destroyed as soon as the last one has begun to
+  // return, so a tier does not touch it afterwards. start(0) finishes it.
+  void start(int parts);
+  void finish_one(Status status);
 
  private:
+  std::function<void()> on_done_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  int64_t left_ = 0;
+  int left_ = -1;  // not started
   Status status_;
 };
 
