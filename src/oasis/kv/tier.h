@@ -45,16 +45,16 @@ class FetchTicket {
   // Returns when all parts have arrived. The first error of the batch, if any.
   Status wait();
 
-  // For tiers: start(n) once, then finish_one n times; the ticket may be destroyed as soon as the last one has begun to
-  // return, so a tier does not touch it afterwards. start(0) finishes it.
-  void start(int parts);
-  void finish_one(Status status);
+  // For tiers: start(n) once, then finish() until n parts are told; the ticket may be destroyed as soon as the last
+  // call has begun to return, so a tier does not touch it afterwards. start(0) finishes it.
+  void start(int64_t parts);
+  void finish(int64_t parts, const Status& status);
 
  private:
   std::function<void()> on_done_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  int left_ = -1;  // not started
+  int64_t left_ = -1;  // not started
   Status status_;
 };
 
