@@ -2,8 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
-#include <memory>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,7 +13,10 @@
 #include "oasis/model/config.h"
 #include "oasis/model/gguf.h"
 #include "oasis/model/safetensors.h"
-#include "oasis/text/tokenizer.h"
+
+namespace oasis::text {
+struct TokenizerSpec;  // oasis/text/tokenizer.h
+}
 
 namespace oasis::model {
 
@@ -36,6 +38,8 @@ struct ModelWeights {
   std::vector<LayerWeights> layers;
 };
 
+enum class TensorNaming;  // bind_weights.h
+
 class Checkpoint {
  public:
   // A .gguf file, or a folder of Hugging Face's layout (config.json and *.safetensors).
@@ -51,6 +55,7 @@ class Checkpoint {
   // Bytes of all the weights used, a tied head counted once.
   uint64_t weight_bytes() const { return weight_bytes_; }
 
+  // A move keeps every view valid.
   Checkpoint(Checkpoint&&) = default;
   Checkpoint& operator=(Checkpoint&&) = default;
 
@@ -59,11 +64,12 @@ class Checkpoint {
   Checkpoint() = default;
   static Result<Checkpoint> open_gguf(const std::string& path);
   static Result<Checkpoint> open_folder(const std::string& path);
+  Status bind(const std::map<std::string, const TensorInfo*, std::less<>>& tensors, TensorNaming naming);
 
   std::string path_;
   std::optional<GgufFile> gguf_;
   std::vector<SafetensorsFile> shards_;
-  std::deque<std::vector<std::byte>> owned_;  // what the views need that no file holds as it must be
+  std::vector<std::vector<std::byte>> owned_;  // weights that no file holds as they are needed
   ModelConfig config_;
   ModelWeights weights_;
   uint64_t fingerprint_ = 0;

@@ -44,6 +44,9 @@ struct ModelConfig {
 // Every size within the range that this engine computes with.
 Status validate(const ModelConfig& config);
 
+// YaRN: many files keep the context from before the stretch. Raises it to factor * original.
+void extend_context(ModelConfig& config);
+
 // A config.json of Hugging Face's layout (Llama, Qwen3), validated; what it would do without weights. `source` names
 // the text in errors.
 Result<ModelConfig> parse_config_json(std::string_view text, const std::string& source);

@@ -49,8 +49,7 @@ class GgufFile {
   };
   friend class GgufParser;
   GgufFile() = default;
-  Result<const Value*> scalar(std::string_view key, std::string_view wanted) const;
-  Result<const Value*> array(std::string_view key, std::string_view wanted) const;
+  Result<const Value*> value(std::string_view key, bool array, std::string_view wanted) const;
   Status wrong_type(std::string_view key, const Value& value, std::string_view wanted) const;
 
   std::string path_;

@@ -28,6 +28,9 @@ struct TensorInfo {
 // "[576, 1536]"
 std::string to_string(std::span<const int64_t> shape);
 
+// For errors: a name out of a hostile file, cut short and without control characters.
+std::string printable(std::string_view name);
+
 // The values of an F32, F16 or BF16 tensor of any shape.
 Result<std::vector<float>> to_floats(const TensorInfo& tensor, std::string_view name);
 
