@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <vector>
 
 #include "oasis/base/status.h"
@@ -21,7 +20,7 @@ class PageAllocator {
   int32_t count() const { return count_; }
   int32_t available() const { return static_cast<int32_t>(free_.size()); }  // deferred ones not included
   int32_t deferred() const { return static_cast<int32_t>(deferred_.size()); }
-  int32_t in_use_peak() const { return peak_; }
+  int32_t in_use_peak() const { return peak_; }  // deferred ones included
   // A page with one reference, or -1 when none is left.
   int32_t allocate();
   void ref(int32_t page);
@@ -41,12 +40,13 @@ class PageAllocator {
   int32_t count_, peak_ = 0;
   std::vector<int32_t> free_;
   std::vector<int32_t> refs_;
-  std::deque<Deferred> deferred_;
+  std::vector<Deferred> deferred_;
 };
 
 // KV pages. Layer-major: base[layer] + page * page_stride + head * head_stride.
 class PagePool {
  public:
+  // Fails with the bytes asked for.
   static Result<PagePool> create(Device& device, const KvShape& shape, int32_t pages);
   PageAllocator& allocator() { return allocator_; }
   const PageAllocator& allocator() const { return allocator_; }
@@ -54,6 +54,7 @@ class PagePool {
   int64_t bytes() const { return static_cast<int64_t>(memory_.bytes()); }
   // Test mode: fills the page (all layers and heads), or one slot, with NaN.
   void poison(int32_t page);
+  void poison(int32_t page, int32_t layer, int32_t head);
 
  private:
   PagePool(const KvShape& shape, int32_t pages) : shape_(shape), allocator_(pages) {}

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "oasis/base/status.h"
 #include "oasis/kernels/views.h"
 
 namespace oasis::kv {
@@ -31,5 +32,8 @@ struct KvShape {
   }
   int64_t summary_page_bytes() const { return int64_t{layers} * kv_heads * summary_rows_bytes(); }
 };
+
+// Every size positive, and a page within what an int64_t of bytes can count many of.
+Status validate(const KvShape& shape);
 
 }  // namespace oasis::kv

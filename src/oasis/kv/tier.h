@@ -39,7 +39,8 @@ struct PartKey {
 class FetchTicket {
  public:
   FetchTicket() = default;
-  // `on_done` is called once, on whatever thread finishes the batch (possibly within fetch()); it must not block.
+  // `on_done` is called once, on whatever thread finishes the batch (possibly within fetch()), with no lock of the tier
+  // held; it must not block.
   explicit FetchTicket(std::function<void()> on_done) : on_done_(std::move(on_done)) {}
   bool done() const;
   // Returns when all parts have arrived. The first error of the batch, if any.
@@ -95,12 +96,10 @@ class Tier {
   virtual void release(PartKey key) = 0;
   // Starts reads of the absent ones among `parts`, as one batch, without blocking; no part is read twice while it is
   // present or on its way. Every part is pinned for the caller when it arrives (also those that were present already),
-  // and `bytes` finds it without a second pin. The caller owes one release for each, after ticket.wait(), whatever that
-  // says: a part that failed (`bytes` returns null) is owed one too. A caller that holds pins while it waits for a
-  // fetch may be refused if the tier has no room left.
+  // so that acquire then finds it (with a pin of its own). The caller owes one release for each part once the ticket is
+  // done, whatever that says: also for one that failed (its acquire returns null). Callers that hold pins while they
+  // wait for a fetch may be refused, if all room is pinned.
   virtual void fetch(std::span<const PartKey> parts, FetchTicket& ticket) = 0;
-  // The bytes of a part that the caller holds pinned, or null if its fetch failed.
-  virtual const std::byte* bytes(PartKey key) = 0;
   // Like fetch, but nobody waits and nothing stays pinned: brings parts in for a later step. A hint: left out for parts
   // that no room can be made for.
   virtual void prefetch(std::span<const PartKey> parts) = 0;
