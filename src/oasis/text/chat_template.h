@@ -35,7 +35,8 @@ struct ChatInput {
 };
 
 // Rendered text and, for each of its bytes, whether it came from the input (messages, tools, extra variables) and not
-// from the template. Roles made of letters, digits, '_' and '-' alone, and the BOS and EOS texts, count as the template's.
+// from the template. Roles made of letters, digits, '_' and '-' alone, and the BOS and EOS texts, count as the
+// template's.
 struct RenderedChat {
   std::string text;
   std::string from_input;  // as long as text: 1 or 0; or empty: nothing from the input

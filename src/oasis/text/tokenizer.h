@@ -1,7 +1,7 @@
 // Byte-level BPE tokenizers: text to token ids and back, equal to Hugging Face's `tokenizers` for the families below.
 //
-// Pipeline of encode(): split added tokens off (leftmost, longest) -> NFC where the model asks for it -> pre-tokenise by
-// the family's regular expression -> bytes -> BPE, lowest rank first, leftmost on a tie.
+// Pipeline of encode(): split added tokens off (leftmost, longest) -> NFC where the model asks for it -> pre-tokenise
+// by the family's regular expression -> bytes -> BPE, lowest rank first, leftmost on a tie.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +58,8 @@ struct TokenizerSpec {
 void set_family_defaults(TokenizerSpec& spec);
 
 // A Hugging Face folder: tokenizer.json and, where present, tokenizer_config.json and chat_template.jinja.
-// What this library would tokenize differently from the original (another pre-tokenizer, normaliser, byte fallback, ...)
-// is an error that names it.
+// What this library would tokenize differently from the original (another pre-tokenizer, normaliser, byte fallback,
+// ...) is an error that names it.
 Result<TokenizerSpec> read_tokenizer_json(const std::string& directory);
 
 // The same from the text of the two files; `config` may be empty.
@@ -74,11 +74,11 @@ class Tokenizer {
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
 
-  // `parse_special`: the texts of control tokens become those tokens; otherwise they are ordinary text and no control id
-  // comes out (user-defined tokens are matched in both cases). `add_bos` puts bos() in front, where there is one: pass
-  // tokenizer.add_bos() for what the model expects of a plain text.
-  // Never fails: every maximal invalid UTF-8 subsequence counts as U+FFFD. A byte that the vocabulary has no token for
-  // is dropped. Time is near-linear in the size of any text.
+  // `parse_special`: the texts of control tokens become those tokens; otherwise they are ordinary text and no control
+  // id comes out (user-defined tokens are matched in both cases). `add_bos` puts bos() in front, where there is one:
+  // pass tokenizer.add_bos() for what the model expects of a plain text. Never fails: every maximal invalid UTF-8
+  // subsequence counts as U+FFFD. A byte that the vocabulary has no token for is dropped. Time is near-linear in the
+  // size of any text.
   std::vector<int32_t> encode(std::string_view text, bool parse_special, bool add_bos) const;
 
   // As encode(text, true, false), but a control token is only recognised where none of its bytes is untrusted.
