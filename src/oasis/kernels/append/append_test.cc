@@ -1,0 +1,70 @@
+#include "oasis/kernels/append/append.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "oasis/kernels/append/append_ref.h"
+
+namespace oasis::kernels {
+namespace {
+
+struct Case {
+  const char* name;
+  int64_t block_size, head_dim, kv_heads;
+  std::vector<int32_t> positions;
+  bool interleaved_pool = false;
+};
+
+std::vector<Case> cases() {
+  std::vector<int32_t> many;
+  for (int32_t i = 0; i < 200; ++i) many.push_back(i % 11 == 5 ? -1 : i);
+  return {{"two rows", 16, 64, 3, {37, 38}},
+          {"across a block's border", 16, 80, 2, {15, 16, 17}},
+          {"a masked row", 32, 128, 2, {70, -1}},
+          {"strided pool", 16, 64, 3, {31, 32}, true},
+          {"many rows", 64, 128, 8, many}};
+}
+
+TEST(Append, WritesOneTokenOfOneSlotAHeadAndNothingElse) {
+  auto device = make_cpu_device(2);
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    const auto rows = static_cast<int64_t>(c.positions.size());
+    const int64_t row_bytes = c.head_dim * 2, pages = rows * c.kv_heads;
+    AppendParams p{.block_size = c.block_size, .head_dim = c.head_dim, .kv_heads = c.kv_heads, .rows = rows};
+    p.pool = {.page_stride = c.kv_heads * c.block_size * 2 * row_bytes,
+              .head_stride = c.block_size * 2 * row_bytes,
+              .token_stride = row_bytes,
+              .v_offset = c.block_size * row_bytes};
+    if (c.interleaved_pool) {
+      p.pool.head_stride = row_bytes;
+      p.pool.token_stride = 2 * c.kv_heads * row_bytes;
+      p.pool.v_offset = c.kv_heads * row_bytes;
+    }
+    std::vector<int32_t> page_of;
+    for (int64_t i = 0; i < pages; ++i) page_of.push_back(static_cast<int32_t>((i * 7 + 3) % pages));
+    std::mt19937 random(5);
+    std::normal_distribution<float> normal(0, 10);
+    p.k_stride = c.kv_heads * c.head_dim + 1;
+    p.v_stride = c.kv_heads * c.head_dim + 9;
+    std::vector<float> k(rows * p.k_stride), v(rows * p.v_stride);
+    for (float& x : k) x = normal(random);
+    for (float& x : v) x = normal(random);
+    k[0] = 0x1.01p0f, k[1] = 0x1.03p0f, k[2] = -0x1.01p0f, k[3] = 0x1.010002p0f, k[4] = 1e-41f;  // ties, a subnormal
+    p.positions = c.positions.data();
+    p.pages = page_of.data();
+    p.k = k.data();
+    p.v = v.data();
+    std::vector<std::byte> got(pages * p.pool.page_stride, std::byte{0xee}), want = got;
+    p.pool.base = got.data();
+    append_cpu(device->foreground(), p);
+    p.pool.base = want.data();
+    append_ref(p);
+    EXPECT_EQ(got, want);
+  }
+}
+
+}  // namespace
+}  // namespace oasis::kernels

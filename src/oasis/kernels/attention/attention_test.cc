@@ -1,0 +1,199 @@
+#include "oasis/kernels/attention/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "oasis/base/numeric.h"
+#include "oasis/kernels/attention/attention_ref.h"
+#include "oasis/kernels/cpu_features.h"
+
+namespace oasis::kernels {
+namespace {
+
+struct Group {
+  std::vector<int32_t> positions;  // one a row
+  std::vector<int32_t> blocks;     // of every KV head's list, unless `per_head`
+};
+
+struct Case {
+  const char* name;
+  int64_t block_size, head_dim, kv_heads, q_per_kv;
+  std::vector<Group> groups;
+  bool interleaved_pool = false;  // pages hold [token, k or v, head, d] rather than contiguous block-heads
+  float logit_spread = 1;         // multiplies q
+};
+
+std::vector<int32_t> range(int32_t begin, int32_t end, int32_t step = 1) {
+  std::vector<int32_t> out;
+  for (int32_t i = begin; i < end; i += step) out.push_back(i);
+  return out;
+}
+
+std::vector<Case> cases() {
+  return {
+      {"one key", 16, 64, 1, 1, {{{0}, {0}}}},
+      {"two rows, dense, open block", 16, 64, 3, 3, {{{37, 38}, range(0, 3)}}},
+      {"a row of a draft begins a new block", 16, 64, 3, 3, {{{95, 96}, range(0, 7)}}},
+      {"several splits with gaps", 16, 64, 2, 4, {{{3000, 3001}, range(1, 188, 3)}}},
+      {"a split of which a row sees nothing", 16, 64, 1, 2, {{{511, 512}, range(0, 33)}}},
+      {"masked rows", 16, 64, 2, 3, {{{40, -1, 41}, range(0, 3)}, {{-1}, {0, 1}}, {{20}, {0, 1}}}},
+      {"an empty list", 16, 64, 2, 1, {{{5}, {}}, {{3}, {0}}}},
+      {"listed blocks all past the row", 16, 64, 1, 1, {{{5}, {1, 2}}}},
+      {"nine rows over three open blocks", 16, 64, 1, 3, {{range(120, 129), range(0, 9)}}},
+      {"a batch", 16, 64, 2, 2, {{{17}, {0, 1}}, {{700, 701}, range(0, 44)}, {{90, 91, 92}, {0, 2, 4, 5}}}},
+      {"head_dim 80", 16, 80, 2, 1, {{{70, 71}, range(0, 5)}}},
+      {"head_dim 96", 16, 96, 2, 3, {{{70, 71}, range(0, 5)}}},
+      {"head_dim 128, a group of 5", 16, 128, 2, 5, {{{600, 601}, range(0, 38)}}},
+      {"head_dim 256", 16, 256, 1, 4, {{{600, 601}, range(0, 38)}}},
+      {"block size 32", 32, 128, 2, 4, {{{1500, 1501}, range(0, 47)}}},
+      {"block size 64", 64, 64, 2, 7, {{{2500, 2501, 2502}, range(0, 40, 2)}}},
+      {"strided pool", 16, 64, 3, 3, {{{300, 301}, range(0, 19)}}, true},
+      {"strided pool, block size 32, head_dim 80", 32, 80, 2, 6, {{{300, 301}, range(0, 10)}}, true},
+      {"large logits", 16, 64, 2, 4, {{{900, 901}, range(0, 57)}}, false, 12},
+      {"q heads of 1 to 9 a group: 2", 16, 64, 1, 2, {{{30, 31}, {0, 1}}}},
+      {"q heads of 1 to 9 a group: 6", 16, 64, 1, 6, {{{30, 31}, {0, 1}}}},
+      {"q heads of 1 to 9 a group: 7", 16, 64, 1, 7, {{{30, 31}, {0, 1}}}},
+      {"q heads of 1 to 9 a group: 8", 16, 64, 1, 8, {{{30, 31}, {0, 1}}}},
+      {"q heads of 1 to 9 a group: 9", 16, 64, 1, 9, {{{30, 31}, {0, 1}}}},
+  };
+}
+
+// A case's memory. Pages that no list names, and tokens past the last position of a list's group, hold NaN.
+class Problem {
+ public:
+  explicit Problem(const Case& c, uint32_t seed = 1, int64_t page_shuffle = 7) : case_(c) {
+    const int64_t d = c.head_dim, row_bytes = d * 2;
+    int64_t lists = static_cast<int64_t>(c.groups.size()) * c.kv_heads, longest = 1, rows = 0, listed = 0;
+    row_begin.push_back(0);
+    for (const Group& g : c.groups) {
+      longest = std::max<int64_t>(longest, g.blocks.size());
+      listed += static_cast<int64_t>(g.blocks.size());
+      rows += static_cast<int64_t>(g.positions.size());
+      row_begin.push_back(static_cast<int32_t>(rows));
+      positions.insert(positions.end(), g.positions.begin(), g.positions.end());
+    }
+    const int64_t pages = 2 * listed + 1;
+    params.block_size = c.block_size;
+    params.head_dim = d;
+    params.kv_heads = c.kv_heads;
+    params.q_per_kv = c.q_per_kv;
+    if (c.interleaved_pool) {
+      params.pool = {.page_stride = c.block_size * 2 * c.kv_heads * row_bytes,
+                     .head_stride = row_bytes,
+                     .token_stride = 2 * c.kv_heads * row_bytes,
+                     .v_offset = c.kv_heads * row_bytes};
+    } else {
+      params.pool = {.page_stride = c.kv_heads * c.block_size * 2 * row_bytes,
+                     .head_stride = c.block_size * 2 * row_bytes,
+                     .token_stride = row_bytes,
+                     .v_offset = c.block_size * row_bytes};
+    }
+    pool.assign(pages * params.pool.page_stride / 2, bf16{0x7fc0});
+    params.pool.base = reinterpret_cast<std::byte*>(pool.data());
+
+    entries.resize(lists * longest, {-1, -1});
+    entry_count.resize(lists);
+    params.list_stride = longest;
+    int64_t next = 0;
+    for (size_t g = 0; g < c.groups.size(); ++g) {
+      const Group& group = c.groups[g];
+      const int32_t last = *std::max_element(group.positions.begin(), group.positions.end());
+      for (int64_t h = 0; h < c.kv_heads; ++h) entry_count[g * c.kv_heads + h] = group.blocks.size();
+      for (size_t e = 0; e < group.blocks.size(); ++e, ++next) {
+        for (int64_t h = 0; h < c.kv_heads; ++h) {
+          const int64_t page = (next + page_shuffle * (h + 1)) % listed * 2 + 1;
+          entries[(g * c.kv_heads + h) * longest + e] = {group.blocks[e], static_cast<int32_t>(page)};
+          std::mt19937 random(seed + 1000 * group.blocks[e] + 77 * h + 13 * static_cast<uint32_t>(g));
+          std::normal_distribution<float> normal;
+          for (int64_t i = 0; i < c.block_size && group.blocks[e] * c.block_size + i <= last; ++i) {
+            auto* k = reinterpret_cast<bf16*>(params.pool.k(page, h, i));
+            auto* v = reinterpret_cast<bf16*>(params.pool.v(page, h, i));
+            for (int64_t j = 0; j < d; ++j) k[j] = to_bf16(normal(random)), v[j] = to_bf16(normal(random));
+          }
+        }
+      }
+    }
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal(0, c.logit_spread);
+    params.q_stride = c.kv_heads * c.q_per_kv * d + 3;
+    params.out_stride = c.kv_heads * c.q_per_kv * d + 5;
+    q.resize(rows * params.q_stride);
+    for (float& x : q) x = to_float(to_bf16(normal(random)));
+    out.assign(rows * params.out_stride, std::numeric_limits<float>::quiet_NaN());
+    params.groups = static_cast<int64_t>(c.groups.size());
+    bind();
+  }
+
+  void bind() {
+    params.row_begin = row_begin.data();
+    params.positions = positions.data();
+    params.entries = entries.data();
+    params.entry_count = entry_count.data();
+    params.q = q.data();
+    params.out = out.data();
+  }
+
+  // [rows, heads * head_dim]
+  std::vector<float> result(int threads = 1) {
+    auto device = make_cpu_device(threads);
+    attention_cpu(device->foreground(), params);
+    return rows_of(out);
+  }
+  std::vector<float> expected() {
+    std::vector<float> mine = out;
+    params.out = mine.data();
+    attention_ref(params);
+    params.out = out.data();
+    return rows_of(mine);
+  }
+  std::vector<float> rows_of(const std::vector<float>& x) const {
+    const int64_t n = params.kv_heads * params.q_per_kv * params.head_dim;
+    std::vector<float> rows;
+    for (size_t r = 0; r < positions.size(); ++r)
+      rows.insert(rows.end(), x.begin() + r * params.out_stride, x.begin() + r * params.out_stride + n);
+    return rows;
+  }
+
+  Case case_;
+  AttentionParams params;
+  std::vector<bf16> pool;
+  std::vector<int32_t> row_begin, positions, entry_count;
+  std::vector<ListEntry> entries;
+  std::vector<float> q, out;
+};
+
+class AttentionAtLevel : public testing::TestWithParam<CpuLevel> {
+ protected:
+  void SetUp() override {
+    before_ = cpu_level();
+    set_cpu_level(GetParam());
+    if (cpu_level() != GetParam()) GTEST_SKIP() << "this processor lacks the level";
+  }
+  void TearDown() override { set_cpu_level(before_); }
+
+ private:
+  CpuLevel before_;
+};
+
+TEST_P(AttentionAtLevel, EqualsSoftmaxAttentionInFp64) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    Problem problem(c);
+    const std::vector<float> got = problem.result(2), want = problem.expected();
+    ASSERT_EQ(got.size(), want.size());
+    // The test's queries are bf16, so only the arithmetic differs: 2^-20 of the values' size (4) or so.
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-5 * c.logit_spread) << "element " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, AttentionAtLevel,
+                         testing::Values(CpuLevel::kPortable, CpuLevel::kAvx2, CpuLevel::kAvx512));
+
+}  // namespace
+}  // namespace oasis::kernels

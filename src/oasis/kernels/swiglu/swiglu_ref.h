@@ -1,0 +1,9 @@
+#pragma once
+
+#include "oasis/kernels/swiglu/swiglu.h"
+
+namespace oasis::kernels {
+
+void swiglu_ref(const SwigluParams& params);
+
+}  // namespace oasis::kernels
