@@ -1,0 +1,218 @@
+#include "oasis/kernels/seal/seal.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "oasis/base/numeric.h"
+#include "oasis/kernels/seal/seal_ref.h"
+
+namespace oasis::kernels {
+namespace {
+
+constexpr int64_t kPages = 7, kHeads = 3;
+
+struct Case {
+  KvType type = KvType::kBf16;
+  int64_t block_size = 16;
+  int64_t d = 64;
+  float beta = 0.5f;
+  int64_t gap = 0;  // bytes between tokens: a pool that another engine laid out
+};
+
+// A pool of random bf16 keys and values, with summaries and homes to be written.
+struct Inputs {
+  Case c;
+  int64_t row, slot, summary_bytes;
+  std::vector<std::byte> pool, summaries;
+  std::vector<std::vector<std::byte>> homes;
+  std::vector<int32_t> pages, summary_pages;
+  std::vector<std::byte*> home_of;
+
+  explicit Inputs(const Case& which, float scale = 3)
+      : c(which),
+        row(c.d * 2 + c.gap),
+        slot(2 * c.block_size * row),
+        summary_bytes(c.type == KvType::kBf16 ? 4 * c.d : 8 + 2 * c.d) {
+    std::mt19937 random(5);
+    std::normal_distribution<float> normal(0, scale);
+    pool.resize(static_cast<size_t>(kPages * kHeads * slot));
+    for (size_t i = 0; i + 1 < pool.size(); i += 2) {
+      const bf16 x = to_bf16(normal(random));
+      std::memcpy(&pool[i], &x, 2);
+    }
+    summaries.resize(static_cast<size_t>(kPages * kHeads * summary_bytes), std::byte{0xee});
+    // Two entries; the heads of an entry lie on pages of their own.
+    pages = {4, 1, 6, 0, 5, 3};
+    summary_pages = {2, 5};
+    homes.resize(2, std::vector<std::byte>(static_cast<size_t>(kHeads * home_stride()), std::byte{0xee}));
+    home_of = {homes[0].data(), homes[1].data()};
+  }
+
+  int64_t home_stride() const { return 4 * c.block_size * c.d + 64; }
+  PoolView view() {
+    return {.base = pool.data(),
+            .page_stride = kHeads * slot,
+            .head_stride = slot,
+            .token_stride = row,
+            .v_offset = c.block_size * row,
+            .type = KvType::kBf16};
+  }
+  SummaryView summary_view() {
+    return {
+        .base = summaries.data(), .page_stride = kHeads * summary_bytes, .head_stride = summary_bytes, .type = c.type};
+  }
+  void seal(int threads = 1) {
+    seal_cpu(make_cpu_device(threads)->foreground(), {.pool = view(),
+                                                      .block_size = c.block_size,
+                                                      .head_dim = c.d,
+                                                      .kv_heads = kHeads,
+                                                      .beta = c.beta,
+                                                      .entries = 2,
+                                                      .pages = pages.data(),
+                                                      .summaries = summary_view(),
+                                                      .summary_pages = summary_pages.data(),
+                                                      .homes = home_of.data(),
+                                                      .home_head_stride = home_stride()});
+  }
+  bf16 element(int64_t page, int64_t head, int64_t token, int64_t i, bool value = false) {
+    bf16 x;
+    std::memcpy(&x, (value ? view().v(page, head, token) : view().k(page, head, token)) + 2 * i, 2);
+    return x;
+  }
+  RefBox box(int64_t entry, int64_t head) {
+    std::vector<std::vector<double>> keys(static_cast<size_t>(c.block_size));
+    for (int64_t t = 0; t < c.block_size; ++t) {
+      for (int64_t i = 0; i < c.d; ++i) {
+        keys[static_cast<size_t>(t)].push_back(
+            to_float(element(pages[static_cast<size_t>(entry * kHeads + head)], head, t, i)));
+      }
+    }
+    return seal_ref(keys, c.beta);
+  }
+  // Value i of the upper (0) or lower (1) row as a reader sees it.
+  float summary(int64_t entry, int64_t head, int64_t which, int64_t i) {
+    const std::byte* rows = summary_view().rows(summary_pages[static_cast<size_t>(entry)], head);
+    if (c.type == KvType::kBf16) {
+      bf16 x;
+      std::memcpy(&x, rows + 2 * (which * c.d + i), 2);
+      return to_float(x);
+    }
+    float scale;
+    std::memcpy(&scale, rows + 4 * which, 4);
+    return scale * to_float(fp8_e4m3{static_cast<uint8_t>(rows[8 + which * c.d + i])});
+  }
+};
+
+class Seal : public testing::TestWithParam<Case> {};
+
+TEST_P(Seal, SummaryIsTheShrunkBoxWithinARounding) {
+  for (int threads : {1, 3}) {
+    Inputs s(GetParam());
+    s.seal(threads);
+    for (int64_t entry = 0; entry < 2; ++entry) {
+      for (int64_t head = 0; head < kHeads; ++head) {
+        const RefBox want = s.box(entry, head);
+        for (int64_t which = 0; which < 2; ++which) {
+          const auto& row = which == 0 ? want.upper : want.lower;
+          double largest = 0;
+          for (double x : row) largest = std::max(largest, std::abs(x));
+          for (int64_t i = 0; i < s.c.d; ++i) {
+            const double x = row[static_cast<size_t>(i)];
+            // Half a unit in the last place: at most 2^-8 of the value for bf16; for FP8 2^-4 of it, or half the
+            // spacing of the subnormals, 2^-10 of the scale. The 1e-6 is for the fp32 arithmetic before.
+            const double error =
+                s.c.type == KvType::kBf16 ? std::abs(x) / 256 : std::max(std::abs(x) / 16, largest / 448 / 1024);
+            ASSERT_NEAR(s.summary(entry, head, which, i), x, error + 1e-6 * largest);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Seal, HomeHoldsKThenVAndNothingElseIsWritten) {
+  Inputs s(GetParam());
+  s.seal();
+  for (int64_t entry = 0; entry < 2; ++entry) {
+    for (int64_t head = 0; head < kHeads; ++head) {
+      const std::byte* home = s.homes[static_cast<size_t>(entry)].data() + head * s.home_stride();
+      for (int64_t t = 0; t < 2 * s.c.block_size; ++t) {
+        for (int64_t i = 0; i < s.c.d; ++i) {
+          bf16 x;
+          std::memcpy(&x, home + 2 * (t * s.c.d + i), 2);
+          const int64_t page = s.pages[static_cast<size_t>(entry * kHeads + head)];
+          ASSERT_EQ(x.bits, s.element(page, head, t % s.c.block_size, i, t >= s.c.block_size).bits);
+        }
+      }
+      for (int64_t i = 4 * s.c.block_size * s.c.d; i < s.home_stride(); ++i) ASSERT_EQ(home[i], std::byte{0xee});
+    }
+  }
+  for (int64_t page : {0, 1, 3, 4, 6}) {
+    const std::byte* rows = s.summary_view().rows(page, 0);
+    for (int64_t i = 0; i < kHeads * s.summary_bytes; ++i) ASSERT_EQ(rows[i], std::byte{0xee});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, Seal,
+                         testing::Values(Case{}, Case{.d = 128, .beta = 1}, Case{.d = 80, .beta = 0},
+                                         Case{.block_size = 32, .d = 128}, Case{.block_size = 64, .d = 20},
+                                         Case{.gap = 48}, Case{.type = KvType::kFp8E4M3},
+                                         Case{.type = KvType::kFp8E4M3, .d = 128, .beta = 1},
+                                         Case{.type = KvType::kFp8E4M3, .block_size = 32, .d = 96, .beta = 0}));
+
+TEST(SealBox, OfBetaOneIsTheExactMinimumAndMaximum) {
+  for (float scale : {1e-30f, 3.0f, 1e30f}) {
+    Inputs s({.beta = 1}, scale);
+    s.seal();
+    for (int64_t i = 0; i < s.c.d; ++i) {
+      EXPECT_EQ(s.summary(0, 1, 0, i), static_cast<float>(s.box(0, 1).upper[static_cast<size_t>(i)]));
+      EXPECT_EQ(s.summary(0, 1, 1, i), static_cast<float>(s.box(0, 1).lower[static_cast<size_t>(i)]));
+    }
+  }
+}
+
+TEST(SealBox, OfEqualKeysIsThatKey) {
+  Inputs s({});
+  for (size_t i = 0; i < s.pool.size(); i += 2) s.pool[i] = std::byte{0x40}, s.pool[i + 1] = std::byte{0xc0};
+  s.seal();
+  for (int64_t which : {0, 1}) EXPECT_EQ(s.summary(0, 0, which, 5), -3.0f);
+}
+
+TEST(SealBox, OfZeroKeysIsZeroInFp8) {
+  Inputs s({.type = KvType::kFp8E4M3});
+  std::fill(s.pool.begin(), s.pool.end(), std::byte{0});
+  s.seal();
+  for (int64_t which : {0, 1}) EXPECT_EQ(s.summary(1, 2, which, 5), 0.0f);
+}
+
+TEST(SealBox, ANaNKeyShows) {
+  for (KvType type : {KvType::kBf16, KvType::kFp8E4M3}) {
+    for (int64_t token : {0, 7, 15}) {
+      Inputs s({.type = type});
+      const bf16 nan = to_bf16(std::numeric_limits<float>::quiet_NaN());
+      std::memcpy(s.view().k(4, 0, token) + 2 * 9, &nan, 2);
+      s.seal();
+      for (int64_t which : {0, 1}) EXPECT_TRUE(std::isnan(s.summary(0, 0, which, 9)));
+    }
+  }
+}
+
+TEST(SealBox, NoSummaryAndNoHomeWhereNoneIsWanted) {
+  Inputs s({});
+  s.summary_pages[0] = -1;
+  s.home_of[1] = nullptr;
+  const auto before = s.homes[1];
+  s.seal();
+  EXPECT_EQ(s.homes[1], before);
+  EXPECT_EQ(s.summary_view().rows(2, 0)[0], std::byte{0xee});
+  EXPECT_NE(s.summary_view().rows(5, 0)[0], std::byte{0xee});
+  EXPECT_NE(s.homes[0], before);
+}
+
+}  // namespace
+}  // namespace oasis::kernels
