@@ -162,7 +162,7 @@ TEST(Sampler, TemperatureZeroTakesTheLargestLogitAndTheLowerOfEqualIds) {
 
 TEST(Sampler, MarginIsTheDistanceOfTheTwoLargestLogits) {
   for (size_t first : {0, 5, 255, 256, 599})
-    for (size_t second : {1, 16, 300, 598}) {
+    for (size_t second : {1, 16, 21, 239, 300, 598}) {
       std::vector<float> logits(600, -1.0f);
       logits[first] = 4.0f;
       logits[second] = 3.5f;
