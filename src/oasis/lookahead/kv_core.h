@@ -1,0 +1,222 @@
+// The KV core: which block-heads are where, what a step reads, what is fetched for the next. It knows no model,
+// scheduler or server; an engine drives it by two calls a layer, after QKV and around attention. Read kv_core.cc's
+// `after_qkv` and `attention` along with section 3 of the design.
+//
+// One thread (the engine's) calls everything here. The only other thread is the transfer's.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "oasis/kernels/kernels.h"
+#include "oasis/kv/home_store.h"
+#include "oasis/kv/page_pool.h"
+#include "oasis/lookahead/config.h"
+#include "oasis/lookahead/policy.h"
+#include "oasis/lookahead/sequence.h"
+#include "oasis/lookahead/stats.h"
+#include "oasis/lookahead/transfer.h"
+
+namespace oasis::lookahead {
+
+// One layer's keys and values of a prompt, in the engine's workspace: [kv_head, token, head_dim] each.
+struct PrefillKv {
+  bf16* k = nullptr;
+  bf16* v = nullptr;
+  int64_t kv_head_stride = 0;  // elements
+};
+
+// Everything a preempted sequence needs besides its homes.
+struct SavedSequence {
+  Sequence state;  // without pages
+  // [layer, kv_head] each: block_of_slot, last_predicted, the next step's listed blocks, P.
+  std::vector<std::vector<int32_t>> block_of_slot, last_predicted, list, predicted;
+  std::vector<float> spread;           // [layer, kv_head]
+  std::vector<std::byte> open_blocks;  // block-heads of blocks sealed .. open_end-1: [block, layer, kv_head]
+  int32_t open_end = 0;
+};
+
+class KvCore {
+ public:
+  // Bytes of the maps and lists of all sequences: part of the fast tier.
+  static int64_t map_bytes(const CoreConfig& config);
+  // The pools are made here, from config.pages and config.summary_pages; `homes` is borrowed and must outlive the core.
+  static Result<std::unique_ptr<KvCore>> create(Device& device, CoreConfig config, kv::HomeStore& homes);
+  ~KvCore();
+
+  const CoreConfig& config() const { return config_; }
+  const Sequence& sequence(int32_t index) const { return sequences_[static_cast<size_t>(index)]; }
+
+  // --- Memory, for the scheduler ---
+  int32_t free_pages() const { return pages_.allocator().available(); }
+  int32_t free_summary_pages() const { return summaries_.allocator().available(); }
+  // Pages that a sequence of `blocks` blocks (open ones included) holds: all of them dense, R + 3 sparse.
+  int32_t pages_for(int32_t blocks, bool sparse) const { return sparse ? config_.slots() : blocks; }
+  // Pages that the sequence will ask for in its next step (dense sequences grow).
+  int32_t pages_wanted(const StepSequence& step) const;
+  int64_t fast_bytes() const;       // of pools and maps, all of them
+  int64_t fast_bytes_peak() const;  // in use at most so far
+
+  // --- Life of a sequence ---
+  // `reserved_homes` of the home store's reservation pass to the sequence. `max_blocks` includes open blocks.
+  Status attach(int32_t sequence, int32_t max_blocks, int32_t reserved_homes);
+  // Takes effect at the step border; memory comes back when the step's transfers are done.
+  void detach(int32_t sequence);
+  // Ends all transfers and gives deferred memory back. For idle engines and tests.
+  void settle();
+
+  // --- Prefill: layer by layer ---
+  // Takes pages for what stays resident, homes and summaries for the sealed blocks. `prefix`: homes of the first
+  // blocks, one reference each, which pass to the sequence. Fails without side effects if pages or homes are short.
+  Status begin_prefill(int32_t sequence, int32_t tokens, bool sparse, std::span<const kv::HomeId> prefix);
+  // The sealed block's home gives way to another that holds the same block (HomeStore::publish), referenced for the
+  // sequence.
+  void rehome(int32_t sequence, int32_t block, kv::HomeId home);
+  // Copies the prefix's K and V of a layer from its homes into the workspace.
+  Status load_prefix(int32_t sequence, int32_t layer, const PrefillKv& kv);
+  // The layer's K and V of all tokens are in the workspace: seals and writes home every whole block, ranks the blocks
+  // by the last prompt token's query rotated one position on (q_next [heads * head_dim]) and leaves the first resident
+  // set in the slots.
+  Status finish_layer(int32_t sequence, int32_t layer, const PrefillKv& kv, const float* q_next);
+  // After the last layer: the sequence may take part in steps.
+  void finish_prefill(int32_t sequence);
+
+  // --- One decode step ---
+  // `steps` in ascending order of sequence. Pages must be there (pages_wanted).
+  void begin_step(std::span<const StepSequence> steps);
+  // Positions of the step's rows, [rows].
+  std::span<const int32_t> positions() const { return positions_; }
+  // Append, seal, predict, wait, select. q, q_next [rows, heads * d]: after RoPE at the row's own and at the next
+  // position; k, v [rows, kv_heads * d].
+  void after_qkv(int32_t layer, const float* q, const float* q_next, const float* k, const float* v);
+  // All rows over their lists, then the layer's plan goes to the transfer. out [rows, heads * d].
+  void attention(int32_t layer, const float* q, float* out);
+  // Rows of the sequence that may count after all (exact: those whose blocks fitted).
+  int32_t verified(int32_t sequence) const;
+  // `outcomes` in the order of begin_step's sequences. `seconds`: what the step took, for policies that adapt.
+  void end_step(std::span<const StepOutcome> outcomes, double seconds);
+
+  // --- Preemption, at a step border ---
+  // Saves the sequence and frees its pages and summaries; homes stay referenced (by the saved state).
+  SavedSequence save(int32_t sequence);
+  // Takes pages and summaries and brings the working set back. Fails without side effects if they are short.
+  Status restore(int32_t sequence, SavedSequence& saved);
+  // Gives up a saved sequence for good.
+  void discard(SavedSequence& saved);
+
+  const CoreStats& stats() const { return stats_; }
+  // The prediction of the sequence's last step for a layer and head, in rank order.
+  std::span<const int32_t> predicted(int32_t sequence, int32_t layer, int32_t head) const;
+  // Residents and lists as they will be in the next step, for tests: (block, last_predicted) ascending, listed blocks
+  // ascending.
+  std::vector<std::pair<int32_t, int32_t>> residents(int32_t sequence, int32_t layer, int32_t head) const;
+  std::vector<int32_t> listed(int32_t sequence, int32_t layer, int32_t head) const;
+  // Scores of the last prediction of a layer, for tests that simulate the rules: [candidates] of (sequence, head), kept
+  // if asked.
+  void keep_scores(bool keep) { keep_scores_ = keep; }
+  std::span<const float> kept_scores(int32_t sequence, int32_t layer, int32_t head) const;
+
+  // Every page, home and slot belongs to whom it says. Between steps, transfers settled.
+  Status check_integrity() const;
+
+ private:
+  KvCore(Device& device, CoreConfig config, kv::HomeStore& homes, kv::PagePool pages, kv::SummaryPool summaries);
+  static int64_t list_stride(const CoreConfig& config);
+  void allocate_state();
+
+  // Index of (layer, sequence, head) in the arrays below.
+  size_t at(int32_t layer, int32_t sequence, int32_t head) const {
+    return (static_cast<size_t>(layer) * static_cast<size_t>(config_.max_sequences) + static_cast<size_t>(sequence)) *
+               static_cast<size_t>(config_.shape.kv_heads) +
+           static_cast<size_t>(head);
+  }
+  Sequence& seq(int32_t index) { return sequences_[static_cast<size_t>(index)]; }
+  int32_t open_end(int32_t position, int32_t max_blocks) const;
+  int32_t block_of(int32_t position) const { return position / config_.shape.block_size; }
+
+  // kv_core.cc: the stages of a layer
+  void append(int32_t layer, const float* k, const float* v);
+  void seal(int32_t layer);
+  void measure_agreement(int32_t layer, const float* q);
+  void predict(int32_t layer, const float* q, const float* q_next);
+  void select(int32_t layer);
+  void publish(int32_t layer);
+  // kv_core_exact.cc
+  void rank_verified_rows(int32_t layer, const float* q);
+  void fetch_demand(int32_t layer);
+  void write_row_lists(int32_t layer);
+  void attend_row_lists(int32_t layer, const float* q, float* out);
+  // kv_core_sequence.cc
+  int32_t take_summary_page(kv::HomeId home);
+  void start_map(int32_t layer, int32_t sequence, int32_t head, std::span<const int32_t> ranking,
+                 int32_t predicted_step);
+  Status seal_prompt(Sequence& s, int32_t layer, const kernels::PoolView& workspace);
+  void rank_prompt(int32_t sequence, int32_t layer, const float* q_next);
+  void copy_block_head(int32_t layer, const kernels::PoolView& from, int32_t from_page, int32_t to_page, int32_t head);
+  void set_list(int32_t layer, int32_t sequence, int32_t head, std::span<const int32_t> blocks);
+  void become_sparse(int32_t sequence);
+  // kv_core_preempt.cc
+  void restore_map(size_t i, const SavedSequence& saved, size_t j);
+  Status check_maps(int32_t sequence) const;
+  void extend_dense_lists(int32_t sequence, int32_t first_block);
+  void free_pages_of(Sequence& s);
+  std::vector<TransferItem> fetch_items(int32_t layer, const kernels::Fetch* fetches, const int32_t* counts) const;
+  void fill_present(int32_t layer);
+
+  CoreConfig config_;
+  kv::HomeStore& homes_;
+  const kernels::Kernels& kernels_;
+  Stream& stream_;
+  kv::PagePool pages_;
+  kv::SummaryPool summaries_;
+  std::unique_ptr<FetchPolicy> policy_;
+  std::unique_ptr<Transfer> transfer_;
+  std::vector<Sequence> sequences_;            // [max_sequences]
+  std::vector<int32_t> summary_page_of_home_;  // [homes]: the live summary page of a home, or -1
+  Buffer map_memory_;
+  CoreStats stats_;
+  bool keep_scores_ = false;
+
+  // State of all sequences, indexed by at(): persistent between steps, in map_memory_.
+  std::vector<kernels::HeadMap> maps_;
+  int32_t* predicted_ = nullptr;  // [.., R]: P in rank order
+  int32_t* predicted_count_ = nullptr;
+  kernels::ListEntry* list_ = nullptr;  // [.., list_stride]: what the next step attends
+  int32_t* list_count_ = nullptr;
+  float* spread_ = nullptr;
+  std::vector<std::vector<float>> kept_scores_;
+  int64_t list_stride_ = 0;
+
+  // The current step.
+  int64_t step_ = -1;  // global number; transfers and deferred frees go by it
+  std::vector<StepSequence> steps_;
+  std::vector<int32_t> positions_, row_table_, row_block_, row_begin_, first_row_;
+  std::vector<int32_t> candidates_, switching_;       // [max_sequences]
+  std::vector<std::pair<int32_t, int32_t>> sealing_;  // (sequence, block)
+  std::vector<int32_t> verified_;                     // [max_sequences]
+  double step_wait_ = 0, busy_before_ = 0;
+  int64_t moved_before_ = 0, refused_before_ = 0;
+  bool any_sparse_ = false, any_switching_ = false, agreement_step_ = false;
+
+  // Scratch of one layer, [max_sequences, kv_heads, ..] unless said otherwise.
+  std::vector<kernels::BlockTable> tables_;
+  std::vector<int32_t> row_pages_, seal_pages_;
+  std::vector<float> q_scoring_, scores_, predicted_scores_;
+  std::vector<int32_t> top_, top_count_;  // agreement and exact rows
+  std::vector<kernels::SelectItem> items_;
+  std::vector<kernels::Fetch> fetches_, wanted_;
+  std::vector<int32_t> fetch_count_, wanted_count_, select_stats_;
+  std::vector<kernels::ListEntry> next_list_;
+  std::vector<int32_t> next_list_count_;
+  std::vector<uint8_t> present_;  // [max_sequences, max_blocks]
+  // exact: one group a verified row
+  std::vector<float> row_scores_;  // [groups, kv_heads, max_blocks]
+  std::vector<int32_t> group_row_begin_, group_sequence_, row_top_, row_top_count_, demand_, demand_count_;
+  std::vector<kernels::ListEntry> row_list_;  // [groups, kv_heads, list_stride]
+  std::vector<int32_t> row_list_count_;
+};
+
+}  // namespace oasis::lookahead

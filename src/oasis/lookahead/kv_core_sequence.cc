@@ -1,0 +1,466 @@
+// The life of a sequence in the core: creation, prefill, the switch to sparse, the end.
+#include <algorithm>
+#include <cstring>
+
+#include "oasis/base/units.h"
+#include "oasis/lookahead/kv_core.h"
+
+namespace oasis::lookahead {
+
+KvCore::KvCore(Device& device, CoreConfig config, kv::HomeStore& homes, kv::PagePool pages, kv::SummaryPool summaries)
+    : config_(std::move(config)),
+      homes_(homes),
+      kernels_(kernels::kernels_for(device.backend())),
+      stream_(device.foreground()),
+      pages_(std::move(pages)),
+      summaries_(std::move(summaries)),
+      policy_(make_policy(config_)),
+      transfer_(std::make_unique<Transfer>(device, homes.tier(), config_)) {}
+
+KvCore::~KvCore() = default;
+
+Result<std::unique_ptr<KvCore>> KvCore::create(Device& device, CoreConfig config, kv::HomeStore& homes) {
+  OASIS_RETURN_IF_ERROR(validate(config));
+  if (config.score == BlockScore::kMinMax) config.beta = 1;
+  OASIS_ASSIGN_OR_RETURN(auto pages, kv::PagePool::create(device, config.shape, config.pages));
+  OASIS_ASSIGN_OR_RETURN(auto summaries, kv::SummaryPool::create(device, config.shape, config.summary_pages));
+  std::unique_ptr<KvCore> core(new KvCore(device, std::move(config), homes, std::move(pages), std::move(summaries)));
+  OASIS_ASSIGN_OR_RETURN(core->map_memory_, device.allocate(map_bytes(core->config_)));
+  core->allocate_state();
+  return core;
+}
+
+int64_t KvCore::list_stride(const CoreConfig& c) {
+  return std::max<int64_t>(c.dense_blocks, std::min(c.attend_blocks, c.max_blocks) + CoreConfig::kOpenSlots + 1);
+}
+
+// slot_of_block, block_of_slot, last_predicted, P with its count, the list with its count, the spread.
+int64_t KvCore::map_bytes(const CoreConfig& c) {
+  const int64_t heads = int64_t{c.shape.layers} * c.max_sequences * c.shape.kv_heads;
+  return heads * (4 * (c.max_blocks + 2 * c.slots() + c.resident_blocks + 3) + 8 * list_stride(c));
+}
+
+void KvCore::allocate_state() {
+  const auto& c = config_;
+  const auto sequences = static_cast<size_t>(c.max_sequences), heads = static_cast<size_t>(c.shape.kv_heads);
+  const size_t all = static_cast<size_t>(c.shape.layers) * sequences * heads, one = sequences * heads;
+  const auto resident = static_cast<size_t>(c.resident_blocks);
+  list_stride_ = list_stride(c);
+  auto* ints = map_memory_.as<int32_t>();
+  const auto take = [&](size_t n) { return std::exchange(ints, ints + n); };
+  maps_.resize(all);
+  for (auto& m : maps_) {
+    m.slot_of_block = take(static_cast<size_t>(c.max_blocks));
+    m.block_of_slot = take(static_cast<size_t>(c.slots()));
+    m.last_predicted = take(static_cast<size_t>(c.slots()));
+  }
+  predicted_ = take(all * resident);
+  predicted_count_ = take(all);
+  list_ = reinterpret_cast<kernels::ListEntry*>(take(all * static_cast<size_t>(list_stride_) * 2));
+  list_count_ = take(all);
+  spread_ = reinterpret_cast<float*>(take(all));
+
+  sequences_.resize(sequences);
+  summary_page_of_home_.assign(static_cast<size_t>(homes_.capacity()), -1);
+  kept_scores_.resize(all);
+  tables_.resize(sequences), items_.resize(sequences);
+  row_begin_.resize(sequences + 1), first_row_.resize(sequences);
+  candidates_.resize(sequences), switching_.resize(sequences), verified_.resize(sequences);
+  scores_.resize(one * static_cast<size_t>(c.max_blocks));
+  top_.resize(one * resident), predicted_scores_.resize(one * resident), top_count_.resize(one);
+  fetches_.resize(one * resident), wanted_.resize(one * resident);
+  fetch_count_.resize(one), wanted_count_.resize(one), select_stats_.resize(one * 4);
+  next_list_.resize(one * static_cast<size_t>(list_stride_)), next_list_count_.resize(one);
+  demand_.resize(one * resident), demand_count_.resize(one);
+  present_.resize(sequences * static_cast<size_t>(c.max_blocks));
+  stats_.layer_agreement_sum.resize(static_cast<size_t>(c.shape.layers));
+  stats_.layer_agreement_count.resize(static_cast<size_t>(c.shape.layers));
+}
+
+int32_t KvCore::pages_wanted(const StepSequence& step) const {
+  const Sequence& s = sequence(step.sequence);
+  if (s.sparse) return 0;
+  return std::max(0, block_of(s.position + step.rows - 1) + 1 - static_cast<int32_t>(s.page_of_slot.size()));
+}
+
+int64_t KvCore::fast_bytes() const {
+  return pages_.bytes() + summaries_.bytes() + static_cast<int64_t>(map_memory_.bytes());
+}
+
+int64_t KvCore::fast_bytes_peak() const {
+  return pages_.allocator().in_use_peak() * config_.shape.page_bytes() +
+         summaries_.allocator().in_use_peak() * config_.shape.summary_page_bytes() +
+         static_cast<int64_t>(map_memory_.bytes());
+}
+
+Status KvCore::attach(int32_t sequence, int32_t max_blocks, int32_t reserved_homes) {
+  Sequence& s = seq(sequence);
+  OASIS_CHECK(!s.attached, "sequence {} is attached already", sequence);
+  if (max_blocks > config_.max_blocks) {
+    return invalid_argument("a sequence of {} blocks: at most {} are possible here", max_blocks, config_.max_blocks);
+  }
+  s = Sequence{};
+  s.attached = true;
+  s.max_blocks = max_blocks;
+  s.reserved_homes = reserved_homes;
+  s.page_of_slot.reserve(static_cast<size_t>(std::max(max_blocks, config_.slots())));
+  s.summary_pages.reserve(static_cast<size_t>(max_blocks) + 1);
+  s.homes.reserve(static_cast<size_t>(max_blocks));
+  return {};
+}
+
+void KvCore::free_pages_of(Sequence& s) {
+  for (const int32_t page : s.page_of_slot) pages_.allocator().unref(page, step_);
+  s.page_of_slot.clear();
+  s.summary_pages.resize(
+      static_cast<size_t>(std::min<int64_t>(s.sealed, static_cast<int64_t>(s.summary_pages.size()))));
+  for (size_t b = 0; b < s.summary_pages.size(); ++b) {
+    const int32_t page = s.summary_pages[b];
+    summaries_.allocator().unref(page, step_);
+    if (summaries_.allocator().refs(page) == 0) summary_page_of_home_[static_cast<size_t>(s.homes[b])] = -1;
+  }
+  s.summary_pages.clear();
+  if (s.provisional_summary >= 0) summaries_.allocator().unref(s.provisional_summary, step_);
+  s.provisional_summary = -1;
+}
+
+void KvCore::detach(int32_t sequence) {
+  Sequence& s = seq(sequence);
+  OASIS_CHECK(s.attached, "sequence {} is not attached", sequence);
+  free_pages_of(s);
+  for (const kv::HomeId home : s.homes) homes_.unref(home, step_);
+  homes_.unreserve(s.reserved_homes);
+  s = Sequence{};
+}
+
+void KvCore::settle() {
+  transfer_->drain();
+  for (auto& [sequence, status] : transfer_->take_errors()) {
+    if (seq(sequence).attached && seq(sequence).error.ok()) seq(sequence).error = std::move(status);
+  }
+  pages_.allocator().release_through(step_);
+  summaries_.allocator().release_through(step_);
+  homes_.release_through(step_);
+}
+
+// The live summary page of the home, shared, or a new one. -1: none is left.
+int32_t KvCore::take_summary_page(kv::HomeId home) {
+  int32_t& page = summary_page_of_home_[static_cast<size_t>(home)];
+  if (page >= 0) {
+    summaries_.allocator().ref(page);
+  } else {
+    page = summaries_.allocator().allocate();
+  }
+  return page;
+}
+
+void KvCore::rehome(int32_t sequence, int32_t block, kv::HomeId home) {
+  Sequence& s = seq(sequence);
+  kv::HomeId& own = s.homes[static_cast<size_t>(block)];
+  const int32_t page = s.summary_pages[static_cast<size_t>(block)];
+  if (summary_page_of_home_[static_cast<size_t>(own)] == page) summary_page_of_home_[static_cast<size_t>(own)] = -1;
+  if (summary_page_of_home_[static_cast<size_t>(home)] < 0) {
+    summary_page_of_home_[static_cast<size_t>(home)] = page;
+  } else if (summary_page_of_home_[static_cast<size_t>(home)] != page) {
+    summaries_.allocator().unref(page, step_);
+    s.summary_pages[static_cast<size_t>(block)] = take_summary_page(home);
+  }
+  homes_.unref(own, step_);
+  own = home;
+}
+
+Status KvCore::begin_prefill(int32_t sequence, int32_t tokens, bool sparse, std::span<const kv::HomeId> prefix) {
+  Sequence& s = seq(sequence);
+  const int32_t sealed = block_of(tokens), open = open_end(tokens - 1, s.max_blocks);
+  const int32_t pages = sparse ? config_.slots() : block_of(tokens - 1) + 1;
+  const int32_t summaries = sealed + (config_.fetch == FetchMode::kExact ? 1 : 0);
+  OASIS_CHECK(open <= s.max_blocks && sealed - static_cast<int32_t>(prefix.size()) <= s.reserved_homes,
+              "{} tokens do not fit the admission", tokens);
+  if (free_pages() < pages || free_summary_pages() < summaries) {
+    return resource_exhausted("prefill needs {} pages and {} summary pages; {} and {} are free", pages, summaries,
+                              free_pages(), free_summary_pages());
+  }
+  s.sparse = sparse;
+  s.position = tokens;
+  s.sealed = sealed;
+  for (int32_t i = 0; i < pages; ++i) s.page_of_slot.push_back(pages_.allocator().allocate());
+  for (int32_t b = 0; b < sealed; ++b) {
+    const bool shared = b < static_cast<int32_t>(prefix.size());
+    s.homes.push_back(shared ? prefix[static_cast<size_t>(b)] : homes_.allocate_reserved());
+    if (!shared) --s.reserved_homes;
+    const bool live = summary_page_of_home_[static_cast<size_t>(s.homes.back())] >= 0;
+    s.summary_pages.push_back(take_summary_page(s.homes.back()));
+    if (shared && !live) summaries_.write(s.summary_pages.back(), homes_.tier().meta(s.homes.back()));
+  }
+  if (config_.fetch == FetchMode::kExact) s.provisional_summary = summaries_.allocator().allocate();
+  s.prefix_blocks = static_cast<int32_t>(prefix.size());
+  return {};
+}
+
+Status KvCore::load_prefix(int32_t sequence, int32_t layer, const PrefillKv& kv) {
+  const Sequence& s = seq(sequence);
+  const auto& shape = config_.shape;
+  const int64_t run = int64_t{shape.block_size} * shape.head_dim;  // elements of a block-head's K
+  const auto piece = static_cast<int32_t>(std::max<int64_t>(1, homes_.tier().pinnable_parts() / 4));
+  for (int32_t first = 0; first < s.prefix_blocks; first += piece) {
+    std::vector<kv::PartKey> parts;
+    for (int32_t b = first; b < std::min(s.prefix_blocks, first + piece); ++b) {
+      parts.push_back({s.homes[static_cast<size_t>(b)], layer});
+    }
+    kv::FetchTicket ticket;
+    homes_.tier().fetch(parts, ticket);
+    const Status status = ticket.wait();
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (const std::byte* from = homes_.tier().acquire(parts[i])) {
+        for (int32_t h = 0; h < shape.kv_heads; ++h) {
+          const auto* source = reinterpret_cast<const bf16*>(from + h * shape.block_head_bytes());
+          const int64_t to = h * kv.kv_head_stride + (first + static_cast<int64_t>(i)) * run;
+          std::copy_n(source, run, kv.k + to);
+          std::copy_n(source + run, run, kv.v + to);
+        }
+        homes_.tier().release(parts[i]);
+      }
+      homes_.tier().release(parts[i]);  // the ticket's own pin
+    }
+    OASIS_RETURN_IF_ERROR(status);
+  }
+  return {};
+}
+
+Status KvCore::finish_layer(int32_t sequence, int32_t layer, const PrefillKv& kv, const float* q_next) {
+  Sequence& s = seq(sequence);
+  const auto& shape = config_.shape;
+  // The workspace as a pool: block b of head h is page b.
+  const kernels::PoolView workspace{.base = reinterpret_cast<std::byte*>(kv.k),
+                                    .page_stride = int64_t{shape.block_size} * shape.head_dim * 2,
+                                    .head_stride = kv.kv_head_stride * 2,
+                                    .token_stride = int64_t{shape.head_dim} * 2,
+                                    .v_offset = (kv.v - kv.k) * 2};
+  OASIS_RETURN_IF_ERROR(seal_prompt(s, layer, workspace));
+  if (!s.sparse) {
+    for (int32_t b = 0; b < static_cast<int32_t>(s.page_of_slot.size()); ++b) {
+      for (int32_t h = 0; h < shape.kv_heads; ++h)
+        copy_block_head(layer, workspace, b, s.page_of_slot[static_cast<size_t>(b)], h);
+    }
+    return {};
+  }
+  rank_prompt(sequence, layer, q_next);
+  for (int32_t h = 0; h < shape.kv_heads; ++h) {
+    const size_t i = at(0, sequence, h);
+    start_map(layer, sequence, h,
+              {&top_[i * static_cast<size_t>(config_.resident_blocks)], static_cast<size_t>(top_count_[i])}, -1);
+    const kernels::HeadMap& map = maps_[at(layer, sequence, h)];
+    for (int32_t slot = 0; slot < config_.slots(); ++slot) {
+      const int32_t b = map.block_of_slot[slot];
+      if (b < 0 || b > block_of(s.position - 1)) continue;  // free, or open and not begun
+      copy_block_head(layer, workspace, b, s.page_of_slot[static_cast<size_t>(slot)], h);
+      stats_.warm_blocks += b < s.sealed;
+    }
+  }
+  return {};
+}
+
+// Summaries and write-through of the blocks that this prefill computed.
+Status KvCore::seal_prompt(Sequence& s, int32_t layer, const kernels::PoolView& workspace) {
+  const auto& shape = config_.shape;
+  // A few blocks at a time: a staged tier pins a frame for each until it is written.
+  constexpr int32_t kPiece = 16;
+  for (int32_t first = s.prefix_blocks; first < s.sealed; first += kPiece) {
+    const int32_t n = std::min(kPiece, s.sealed - first);
+    std::vector<int32_t> pages;
+    std::vector<std::byte*> homes;
+    Status status;
+    for (int32_t b = first; b < first + n; ++b) {
+      auto part = homes_.tier().begin_write({s.homes[static_cast<size_t>(b)], layer});
+      if (!part.ok()) {
+        status = part.status();
+        break;
+      }
+      homes.push_back(*part);
+      pages.insert(pages.end(), static_cast<size_t>(shape.kv_heads), b);
+    }
+    kernels_.seal(stream_, {.pool = workspace,
+                            .block_size = shape.block_size,
+                            .head_dim = shape.head_dim,
+                            .kv_heads = shape.kv_heads,
+                            .beta = config_.beta,
+                            .entries = static_cast<int64_t>(homes.size()),
+                            .pages = pages.data(),
+                            .summaries = summaries_.view(layer),
+                            .summary_pages = &s.summary_pages[static_cast<size_t>(first)],
+                            .homes = homes.data(),
+                            .home_head_stride = shape.block_head_bytes()});
+    for (size_t i = 0; i < homes.size(); ++i) {
+      homes_.tier().end_write({s.homes[static_cast<size_t>(first) + i], layer});
+    }
+    OASIS_RETURN_IF_ERROR(status);
+  }
+  return {};
+}
+
+// The R best blocks of each head by the last prompt token's query, into top_.
+void KvCore::rank_prompt(int32_t sequence, int32_t layer, const float* q_next) {
+  const auto& c = config_;
+  const Sequence& s = seq(sequence);
+  const int64_t width = int64_t{c.shape.kv_heads} * c.q_per_kv * c.shape.head_dim;
+  const int32_t rows[] = {0, 1};
+  const int32_t* pages = s.summary_pages.data();
+  const size_t i = at(0, sequence, 0);
+  kernels_.score(stream_, {.summaries = summaries_.view(layer),
+                           .head_dim = c.shape.head_dim,
+                           .kv_heads = c.shape.kv_heads,
+                           .q_per_kv = c.q_per_kv,
+                           .items = 1,
+                           .row_begin = rows,
+                           .candidates = &s.sealed,
+                           .summary_pages = &pages,
+                           .q = q_next,
+                           .q_stride = width,
+                           .scores = scores_.data(),
+                           .score_stride = c.max_blocks});
+  if (keep_scores_) {
+    for (int32_t h = 0; h < c.shape.kv_heads; ++h) {
+      const float* from = &scores_[static_cast<size_t>(h) * static_cast<size_t>(c.max_blocks)];
+      kept_scores_[at(layer, sequence, h)].assign(from, from + s.sealed);
+    }
+  }
+  kernels_.topk(stream_, {.scores = scores_.data(),
+                          .score_stride = c.max_blocks,
+                          .candidates = &s.sealed,
+                          .items = 1,
+                          .heads = c.shape.kv_heads,
+                          .k = c.resident_blocks,
+                          .pin_first = c.score == BlockScore::kShrunk,
+                          .blocks = &top_[i * static_cast<size_t>(c.resident_blocks)],
+                          .block_stride = c.resident_blocks,
+                          .count = &top_count_[i]});
+}
+
+void KvCore::copy_block_head(int32_t layer, const kernels::PoolView& from, int32_t from_page, int32_t to_page,
+                             int32_t head) {
+  const kernels::PoolView to = pages_.view(layer);
+  const size_t run = static_cast<size_t>(config_.shape.block_head_bytes()) / 2;
+  std::memcpy(to.k(to_page, head, 0), from.k(from_page, head, 0), run);
+  std::memcpy(to.v(to_page, head, 0), from.v(from_page, head, 0), run);
+}
+
+// The map of a sequence that becomes sparse: the ranked blocks are resident, the first K of them are P with
+// last_predicted = predicted_step, the others -2 - rank; the open blocks own a slot. Blocks that can stay in the slot
+// of their own number do. The next step's list is P and the open blocks.
+void KvCore::start_map(int32_t layer, int32_t sequence, int32_t head, std::span<const int32_t> ranking,
+                       int32_t predicted_step) {
+  const Sequence& s = seq(sequence);
+  const auto& c = config_;
+  const int32_t slots = c.slots(), end = open_end(s.position - 1, s.max_blocks);
+  kernels::HeadMap& map = maps_[at(layer, sequence, head)];
+  std::fill_n(map.slot_of_block, c.max_blocks, -1);
+  std::fill_n(map.block_of_slot, slots, -1);
+  const auto put = [&](int32_t block, int32_t slot, int32_t last_predicted) {
+    map.slot_of_block[block] = slot;
+    map.block_of_slot[slot] = block;
+    map.last_predicted[slot] = last_predicted;
+  };
+  const auto mark = [&](size_t rank) {
+    return static_cast<int32_t>(rank) < c.attend_blocks ? predicted_step : -2 - static_cast<int32_t>(rank);
+  };
+  for (size_t r = 0; r < ranking.size(); ++r) {
+    if (ranking[r] < slots) put(ranking[r], ranking[r], mark(r));
+  }
+  for (int32_t b = s.sealed; b < std::min(end, slots); ++b) put(b, b, kernels::HeadMap::kOpen);
+  int32_t free = 0;
+  const auto next_free = [&] {
+    while (map.block_of_slot[free] >= 0) ++free;
+    return free;
+  };
+  for (size_t r = 0; r < ranking.size(); ++r) {
+    if (ranking[r] >= slots) put(ranking[r], next_free(), mark(r));
+  }
+  for (int32_t b = std::max(s.sealed, slots); b < end; ++b) put(b, next_free(), kernels::HeadMap::kOpen);
+
+  const size_t i = at(layer, sequence, head);
+  const auto predicted = std::min<size_t>(ranking.size(), static_cast<size_t>(c.attend_blocks));
+  std::copy_n(ranking.begin(), predicted, &predicted_[i * static_cast<size_t>(c.resident_blocks)]);
+  predicted_count_[i] = static_cast<int32_t>(predicted);
+  spread_[i] = 0;
+  std::vector<int32_t> blocks(ranking.begin(), ranking.begin() + static_cast<int64_t>(predicted));
+  std::sort(blocks.begin(), blocks.end());
+  for (int32_t b = s.sealed; b < end; ++b) blocks.push_back(b);
+  set_list(layer, sequence, head, blocks);
+}
+
+void KvCore::set_list(int32_t layer, int32_t sequence, int32_t head, std::span<const int32_t> blocks) {
+  const Sequence& s = seq(sequence);
+  const size_t i = at(layer, sequence, head);
+  OASIS_CHECK(static_cast<int64_t>(blocks.size()) <= list_stride_, "a list of {} blocks, room for {}", blocks.size(),
+              list_stride_);
+  kernels::ListEntry* list = &list_[i * static_cast<size_t>(list_stride_)];
+  for (size_t j = 0; j < blocks.size(); ++j) {
+    const int32_t slot = s.sparse ? maps_[i].slot_of_block[blocks[j]] : blocks[j];
+    list[j] = {.block = blocks[j], .page = s.page_of_slot[static_cast<size_t>(slot)]};
+  }
+  list_count_[i] = static_cast<int32_t>(blocks.size());
+}
+
+void KvCore::extend_dense_lists(int32_t sequence, int32_t first_block) {
+  const Sequence& s = seq(sequence);
+  const auto blocks = static_cast<int32_t>(s.page_of_slot.size());
+  OASIS_CHECK(blocks <= list_stride_, "a dense sequence of {} blocks, room for {}", blocks, list_stride_);
+  for (int32_t l = 0; l < config_.shape.layers; ++l) {
+    for (int32_t h = 0; h < config_.shape.kv_heads; ++h) {
+      const size_t i = at(l, sequence, h);
+      for (int32_t b = first_block; b < blocks; ++b) {
+        list_[i * static_cast<size_t>(list_stride_) + static_cast<size_t>(b)] = {
+            .block = b, .page = s.page_of_slot[static_cast<size_t>(b)]};
+      }
+      list_count_[i] = blocks;
+    }
+  }
+}
+
+void KvCore::finish_prefill(int32_t sequence) {
+  Sequence& s = seq(sequence);
+  for (int32_t b = s.prefix_blocks; b < s.sealed; ++b) {
+    summaries_.read(s.summary_pages[static_cast<size_t>(b)], homes_.tier().meta(s.homes[static_cast<size_t>(b)]));
+  }
+  if (!s.sparse) extend_dense_lists(sequence, 0);
+  s.predicted_candidates = s.sparse ? s.sealed : 0;
+  s.ready = true;
+}
+
+// At the end of the step that outgrew the dense limit: keeps the R best by that step's prediction, frees the rest,
+// fetches nothing. Called before the position moves on.
+void KvCore::become_sparse(int32_t sequence) {
+  Sequence& s = seq(sequence);
+  const int32_t slots = config_.slots();
+  while (static_cast<int32_t>(s.page_of_slot.size()) < slots) {
+    s.page_of_slot.push_back(pages_.allocator().allocate());
+    OASIS_CHECK(s.page_of_slot.back() >= 0, "no page left for the switch to sparse");
+  }
+  const auto owned = static_cast<int32_t>(s.page_of_slot.size());
+  s.sparse = true;
+  const int32_t next_position =
+      std::exchange(s.position, s.position + 1);  // start_map counts from the last final token
+  for (int32_t l = 0; l < config_.shape.layers; ++l) {
+    for (int32_t h = 0; h < config_.shape.kv_heads; ++h) {
+      const size_t i = at(l, sequence, h);
+      const int32_t* p = &predicted_[i * static_cast<size_t>(config_.resident_blocks)];
+      const std::vector<int32_t> ranking(p, p + predicted_count_[i]);
+      start_map(l, sequence, h, ranking, s.step);
+      for (int32_t slot = 0; slot < slots; ++slot) {
+        const int32_t b = maps_[i].block_of_slot[slot];
+        if (b < 0 || b == slot || b >= owned) continue;
+        copy_block_head(l, pages_.view(l), s.page_of_slot[static_cast<size_t>(b)],
+                        s.page_of_slot[static_cast<size_t>(slot)], h);
+      }
+    }
+  }
+  --s.position;
+  for (int32_t b = slots; b < owned; ++b) pages_.allocator().unref(s.page_of_slot[static_cast<size_t>(b)], step_);
+  s.page_of_slot.resize(static_cast<size_t>(std::min(owned, slots)));
+  if (config_.fetch == FetchMode::kExact) {
+    s.provisional_summary = summaries_.allocator().allocate();
+    OASIS_CHECK(s.provisional_summary >= 0, "no summary page left for the switch to sparse");
+  }
+}
+
+}  // namespace oasis::lookahead
