@@ -1,0 +1,40 @@
+#include "oasis/kernels/embedding/embedding.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "oasis/kernels/matmul/matmul_ref.h"
+
+namespace oasis::kernels {
+namespace {
+
+TEST(Embedding, EachRowIsItsTokensRowOfTheTable) {
+  constexpr int64_t kVocab = 7, kHidden = 64;
+  for (DType type : {DType::kQ8_0, DType::kBF16}) {
+    std::vector<uint8_t> bytes(static_cast<size_t>(bytes_of(type, kVocab * kHidden)));
+    // No exponent of a half or a bf16 is all ones.
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 37 % 59);
+    const WeightView table{bytes.data(), type, kVocab, kHidden};
+    const std::vector<int32_t> ids = {6, 0, 3, 3, 1};
+    std::vector<float> out(ids.size() * kHidden);
+    const auto device = make_cpu_device(2);
+    embedding_cpu(device->foreground(), {table, ids.data(), static_cast<int64_t>(ids.size()), out.data()});
+    for (size_t r = 0; r < ids.size(); ++r) {
+      const auto want = weight_row_ref(table, ids[r]);
+      for (size_t k = 0; k < kHidden; ++k) EXPECT_EQ(out[r * kHidden + k], static_cast<float>(want[k]));
+    }
+  }
+}
+
+TEST(EmbeddingDeathTest, AnIdPastTheVocabularyIsNamed) {
+  const std::vector<float> table(4 * 8);
+  float out[8];
+  const int32_t id = 4;
+  const auto device = make_cpu_device(1);
+  EXPECT_DEATH(embedding_cpu(device->foreground(), {{table.data(), DType::kF32, 4, 8}, &id, 1, out}),
+               "token 4 is not in a vocabulary of 4");
+}
+
+}  // namespace
+}  // namespace oasis::kernels
