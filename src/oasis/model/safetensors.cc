@@ -11,6 +11,7 @@ namespace {
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
 constexpr size_t kMaxDims = 8;
+constexpr uint64_t kMaxDim = uint64_t{1} << 56;  // beside a dimension of 0 any other is possible
 
 struct NamedType {
   std::string_view name;
@@ -59,8 +60,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool end_object() override {
-    const bool complete = in_metadata_ || (!entry_->dtype.empty() && entry_->has_shape && entry_->offsets.size() == 2);
-    if (--depth_ == 1 && !complete) return fail("no dtype, no shape or not two data_offsets");
+    if (--depth_ == 1 && !in_metadata_ && (entry_->dtype.empty() || !entry_->has_shape || entry_->offsets.size() != 2))
+      return fail("no dtype, no shape or not two data_offsets");
     in_metadata_ = false;
     return true;
   }
@@ -125,7 +126,7 @@ Result<TensorInfo> to_tensor(const Entry& entry, std::span<const std::byte> data
   const uint64_t most = data.size() / size;
   uint64_t elements = 1;
   for (uint64_t dim : entry.shape) {
-    if (dim != 0 && elements > most / dim)
+    if (dim > kMaxDim || (dim != 0 && elements > most / dim))
       return data_corruption("{} has a shape of more elements than the {} bytes of data in the file hold", field,
                              data.size());
     elements *= dim;
