@@ -3,8 +3,8 @@
 // Quantised weights are unsigned bytes u with value d * u + m per block of 32 (per 16 for Q6_K), so that
 //   w . x = sum over blocks of d * scale * (u . q) + m * scale * sum(q),
 // u . q in integers by vpdpbusd. Four blocks (a quad) are taken at a time, their values arranged so that 32-bit lane
-// 4 i + k of a register holds values 4 i .. 4 i + 3 of block k: then the four factors d * scale, adjacent in memory,
-// are broadcast by the load itself.
+// 4 i + k of a register holds values 4 i .. 4 i + 3 of block k. So the four scales of x, adjacent in memory, are
+// broadcast by the load itself, and a quad has one sum in floats.
 //
 // Everything has internal linkage: no code compiled for this instruction set is shared with files that are not.
 #pragma once
@@ -26,129 +26,124 @@ namespace {
 
 #define INLINE [[gnu::always_inline]] inline
 
-constexpr int kChunk = 128;  // blocks whose factors are held at a time
-
-// Factors of the blocks of a chunk, of the first and the second 16 values of each where those differ. Zero from the
-// last block up to a multiple of 16.
-struct Factors {
-  alignas(64) float d[2][kChunk];
-  alignas(64) float m[2][kChunk];
-};
-
-// A quad: the first and the second 16 values of each block, arranged as above.
+// Four blocks. Where the row ends before the fourth, the rest is zero.
 struct Quad {
-  __m512i first, second;
+  __m512i first, second;  // u of the first and the second 16 values of each block, arranged as above
+  __m512 d[2];            // of those, repeated in every quarter; [1] is set only where kHalves is 2
+  __m128 m[2];
 };
 
-INLINE __m512i from_two_halves(const void* low, const void* high) {
-  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(static_cast<const __m256i*>(low))),
-                            _mm256_loadu_si256(static_cast<const __m256i*>(high)), 1);
+// Words [at, end) of 16 bits from a sequence of which `words` are there.
+INLINE __m512i words_from(const uint8_t* p, int at, int words) {
+  const int n = std::clamp(words - at, 0, 32);
+  return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << n) - 1), p + 2 * at);
 }
-INLINE __m512i from_four_quarters(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) {
-  const auto load = [](const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); };
-  const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(load(a)), load(b), 1);
-  const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(load(c)), load(d), 1);
-  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+INLINE __m512i load512(const uint8_t* p) { return _mm512_loadu_si512(p); }
+INLINE __m512i load128(const uint8_t* p) {
+  return _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+INLINE __m512i load64(const uint8_t* p) {
+  return _mm512_castsi128_si512(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+
 INLINE __m512i low_nibbles(__m512i v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 INLINE __m512i high_nibbles(__m512i v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
+INLINE __m512 halves_to_float(__m512i v) { return _mm512_cvtph_ps(_mm512_castsi512_si256(v)); }
+INLINE __m512 four_times(__m128 v) { return _mm512_broadcast_f32x4(v); }
 
-// From the blocks of a quad laid end to end (two in each register).
-INLINE Quad arrange(__m512i blocks01, __m512i blocks23) {
-  const __m512i first = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
-  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(4));
-  return {_mm512_permutex2var_epi32(blocks01, first, blocks23), _mm512_permutex2var_epi32(blocks01, second, blocks23)};
-}
-
-// The 16 halves at p, p + stride, ..., of which the first n are read; the others are zero.
-INLINE __m512 strided_halves(const uint8_t* p, int stride, int n) {
-  alignas(32) uint16_t h[16] = {};
-  if (n >= 16) {
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) std::memcpy(&h[i], p + i * stride, 2);
-  } else {
-    for (int i = 0; i < n; ++i) std::memcpy(&h[i], p + i * stride, 2);
-  }
-  return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(h)));
-}
-
-// Distance of blocks 1, 2 and 3 of a quad from its start. Blocks past the end of the row read its last one again (their
-// activations are zero).
-struct Offsets {
-  int64_t block[4];
+// Index of an arrangement: lane 4 i + k takes words start + stride * k + 2 i and the next.
+struct WordIndex {
+  alignas(64) int16_t word[32];
 };
-INLINE Offsets offsets(int blocks, int bytes) {
-  Offsets o;
-  for (int i = 0; i < 4; ++i) o.block[i] = std::min(i, blocks - 1) * bytes;
-  return o;
+constexpr WordIndex arrangement(int start, int stride) {
+  WordIndex index{};
+  for (int i = 0; i < 4; ++i)
+    for (int k = 0; k < 4; ++k)
+      for (int j = 0; j < 2; ++j) index.word[8 * i + 2 * k + j] = static_cast<int16_t>(start + stride * k + 2 * i + j);
+  return index;
 }
+// The word of each of four blocks, over and over.
+constexpr WordIndex repeated(int start, int stride) {
+  WordIndex index{};
+  for (int i = 0; i < 32; ++i) index.word[i] = static_cast<int16_t>(start + stride * (i % 4));
+  return index;
+}
+INLINE __m512i load(const WordIndex& index) { return _mm512_load_si512(&index); }
 
-// A format: factors(p, n, f) of the n <= kChunk blocks at p, and quad(p, q, n), the q-th quad of these blocks.
+// A format has kQuads quads in a unit; unit(p, n, q) unpacks the n blocks (4 * kQuads but at the end of a row) at p.
 
 struct Q4_0 {
-  static constexpr int kHalves = 1;
-  static void factors(const uint8_t* p, int n, Factors& f) {
-    for (int i = 0; i < n; i += 16) {
-      const __m512 d = strided_halves(p + i * 18, 18, n - i);
-      _mm512_store_ps(f.d[0] + i, d);
-      _mm512_store_ps(f.m[0] + i, _mm512_mul_ps(d, _mm512_set1_ps(-8)));
-    }
-  }
-  INLINE static Quad quad(const uint8_t* p, int q, int n) { return nibbles(p + q * 72 + 2, offsets(n - 4 * q, 18)); }
-  INLINE static Quad nibbles(const uint8_t* p, const Offsets& o) {
-    const __m512i v = from_four_quarters(p, p + o.block[1], p + o.block[2], p + o.block[3]);
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const __m512i arranged = _mm512_permutexvar_epi32(order, v);
-    return {low_nibbles(arranged), high_nibbles(arranged)};
+  static constexpr DType kType = DType::kQ4_0;
+  static constexpr int kQuads = 1, kHalves = 1;
+  INLINE static void unit(const uint8_t* p, int n, Quad* q) {
+    static constexpr WordIndex kNibbles = arrangement(1, 9), kFactors = repeated(0, 9);
+    const __m512i a = n == 4 ? load512(p) : words_from(p, 0, 9 * n);
+    const __m512i b = n == 4 ? load64(p + 64) : _mm512_setzero_si512();
+    const __m512i v = _mm512_permutex2var_epi16(a, load(kNibbles), b);
+    q->first = low_nibbles(v);
+    q->second = high_nibbles(v);
+    q->d[0] = halves_to_float(_mm512_permutexvar_epi16(load(kFactors), a));
+    q->m[0] = _mm_mul_ps(_mm512_castps512_ps128(q->d[0]), _mm_set1_ps(-8));
   }
 };
 
 struct Q4_1 {
-  static constexpr int kHalves = 1;
-  // 16 blocks are 80 words; word 5 i holds d and m of block i.
-  static void factors(const uint8_t* p, int n, Factors& f) {
-    for (int i = 0; i < n; i += 16) {
-      const uint8_t* at = p + i * 20;
-      const int words = std::min(n - i, 16) * 5;
-      const auto load = [&](int r) {
-        const int left = std::clamp(words - 16 * r, 0, 16);
-        return _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << left) - 1), at + 64 * r);
-      };
-      const __m512i low = _mm512_setr_epi32(0, 5, 10, 15, 20, 25, 30, 0, 0, 0, 0, 0, 0, 0, 0, 0);
-      const __m512i middle = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 3, 8, 13, 18, 23, 28, 0, 0, 0);
-      const __m512i high = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 6, 11);
-      __m512i dm = _mm512_maskz_permutex2var_epi32(0x007f, load(0), low, load(1));
-      dm = _mm512_or_si512(dm, _mm512_maskz_permutex2var_epi32(0x1f80, load(2), middle, load(3)));
-      dm = _mm512_mask_permutexvar_epi32(dm, 0xe000, high, load(4));
-      _mm512_store_ps(f.d[0] + i, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(dm)));
-      _mm512_store_ps(f.m[0] + i, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(dm, 16))));
-    }
-  }
-  INLINE static Quad quad(const uint8_t* p, int q, int n) {
-    return Q4_0::nibbles(p + q * 80 + 4, offsets(n - 4 * q, 20));
+  static constexpr DType kType = DType::kQ4_1;
+  static constexpr int kQuads = 1, kHalves = 1;
+  INLINE static void unit(const uint8_t* p, int n, Quad* q) {
+    // A block is 5 words of 32 bits: d and m, then 4 of nibbles.
+    const __m512i a = n == 4 ? load512(p) : words_from(p, 0, 10 * n);
+    const __m512i b = n == 4 ? load128(p + 64) : _mm512_setzero_si512();
+    const __m512i order = _mm512_setr_epi32(1, 6, 11, 16, 2, 7, 12, 17, 3, 8, 13, 18, 4, 9, 14, 19);
+    const __m512i v = _mm512_permutex2var_epi32(a, order, b);
+    q->first = low_nibbles(v);
+    q->second = high_nibbles(v);
+    static constexpr WordIndex kFactors = [] {
+      WordIndex index = repeated(0, 10);
+      for (int i = 16; i < 32; ++i) ++index.word[i];
+      return index;
+    }();
+    const __m512i factors = _mm512_permutexvar_epi16(load(kFactors), a);  // d 16 times, m 16 times
+    q->d[0] = halves_to_float(factors);
+    q->m[0] = _mm_cvtph_ps(_mm512_extracti32x4_epi32(factors, 2));
   }
 };
 
 struct Q8_0 {
-  static constexpr int kHalves = 1;
-  static void factors(const uint8_t* p, int n, Factors& f) {
-    for (int i = 0; i < n; i += 16) {
-      const __m512 d = strided_halves(p + i * 34, 34, n - i);
-      _mm512_store_ps(f.d[0] + i, d);
-      _mm512_store_ps(f.m[0] + i, _mm512_mul_ps(d, _mm512_set1_ps(-128)));
-    }
-  }
-  INLINE static Quad quad(const uint8_t* p, int q, int n) {
-    p += q * 136 + 2;
-    const Offsets o = offsets(n - 4 * q, 34);
-    const __m512i flip = _mm512_set1_epi8(-128);
-    const Quad v = arrange(from_two_halves(p, p + o.block[1]), from_two_halves(p + o.block[2], p + o.block[3]));
-    return {_mm512_xor_si512(v.first, flip), _mm512_xor_si512(v.second, flip)};
+  static constexpr DType kType = DType::kQ8_0;
+  static constexpr int kQuads = 1, kHalves = 1;
+  INLINE static void unit(const uint8_t* p, int n, Quad* q) {
+    // A block is 17 words, a quad 68: two registers that start at word 0 and two that end at word 68.
+    static constexpr WordIndex kFirst = arrangement(1, 17), kSecond = arrangement(9 - 4, 17),
+                               kFactors = repeated(0, 17);
+    const bool full = n == 4;
+    const __m512i a = full ? load512(p) : words_from(p, 0, 17 * n);
+    const __m512i b = full ? load512(p + 64) : words_from(p, 32, 17 * n);
+    const __m512i c = full ? load512(p + 8) : words_from(p, 4, 17 * n);
+    const __m512i e = full ? load512(p + 72) : words_from(p, 36, 17 * n);
+    const __m512i flip = _mm512_set1_epi8(-128);  // u = value + 128
+    q->first = _mm512_xor_si512(_mm512_permutex2var_epi16(a, load(kFirst), b), flip);
+    q->second = _mm512_xor_si512(_mm512_permutex2var_epi16(c, load(kSecond), e), flip);
+    q->d[0] = halves_to_float(_mm512_permutex2var_epi16(a, load(kFactors), b));
+    q->m[0] = _mm_mul_ps(_mm512_castps512_ps128(q->d[0]), _mm_set1_ps(-128));
   }
 };
 
+// From two registers that hold two blocks each, one after the other: b0 b1, b2 b3.
+INLINE void arrange(__m512i b01, __m512i b23, Quad* q) {
+  const __m512i first = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
+  q->first = _mm512_permutex2var_epi32(b01, first, b23);
+  q->second = _mm512_permutex2var_epi32(b01, _mm512_add_epi32(first, _mm512_set1_epi32(4)), b23);
+}
+// b0 b2, b1 b3.
+INLINE void arrange_02_13(__m512i b02, __m512i b13, Quad* q) {
+  const __m512i first = _mm512_setr_epi32(0, 16, 8, 24, 1, 17, 9, 25, 2, 18, 10, 26, 3, 19, 11, 27);
+  q->first = _mm512_permutex2var_epi32(b02, first, b13);
+  q->second = _mm512_permutex2var_epi32(b02, _mm512_add_epi32(first, _mm512_set1_epi32(4)), b13);
+}
+
 // Factors of the 8 sub-blocks of a Q4_K or Q5_K block.
-INLINE void k_factors(const uint8_t* block, float* d, float* m) {
+INLINE void k_factors(const uint8_t* block, Quad* q) {
   uint32_t head, s[3];
   std::memcpy(&head, block, 4);
   std::memcpy(s, block + 4, 12);
@@ -159,90 +154,76 @@ INLINE void k_factors(const uint8_t* block, float* d, float* m) {
   const auto floats = [](uint64_t bytes) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))));
   };
-  const __m256 dmin = _mm256_broadcastss_ps(_mm_movehdup_ps(halves));
-  _mm256_store_ps(d, _mm256_mul_ps(floats(scales), _mm256_broadcastss_ps(halves)));
-  _mm256_store_ps(m, _mm256_mul_ps(floats(mins), _mm256_sub_ps(_mm256_setzero_ps(), dmin)));
+  const __m256 minus_dmin = _mm256_broadcastss_ps(_mm_xor_ps(_mm_movehdup_ps(halves), _mm_set1_ps(-0.f)));
+  const __m256 d = _mm256_mul_ps(floats(scales), _mm256_broadcastss_ps(halves));
+  const __m256 m = _mm256_mul_ps(floats(mins), minus_dmin);
+  q[0].d[0] = four_times(_mm256_castps256_ps128(d));
+  q[1].d[0] = four_times(_mm256_extractf128_ps(d, 1));
+  q[0].m[0] = _mm256_castps256_ps128(m);
+  q[1].m[0] = _mm256_extractf128_ps(m, 1);
 }
 
-INLINE void zero_to_16(int n, float* values) {
-  if (n % 16) _mm256_store_ps(values + n, _mm256_setzero_ps());  // n is a multiple of 8
-}
-
-// From the sub-blocks {0, 2} and {1, 3} of a quad, two in each register.
-INLINE Quad arrange_02_13(__m512i even, __m512i odd) {
-  const __m512i first = _mm512_setr_epi32(0, 16, 8, 24, 1, 17, 9, 25, 2, 18, 10, 26, 3, 19, 11, 27);
-  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(4));
-  return {_mm512_permutex2var_epi32(even, first, odd), _mm512_permutex2var_epi32(even, second, odd)};
-}
-
-// Moves bit `low` of every byte of the lower 32 bytes, and bit `high` of the upper 32, to bit 4 (as the bits above
-// them).
+// Rotates the words of the lower and upper 32 bytes so that bit `low` and `high` of each byte come to bit 4 (what was
+// above them follows).
 INLINE __m512i to_bit_4(__m512i v, int low, int high) {
   const __m512i by = _mm512_inserti64x4(_mm512_set1_epi32(low - 4), _mm256_set1_epi32(high - 4), 1);
   return _mm512_rorv_epi32(v, by);
 }
+INLINE __m512i twice(const uint8_t* p) {
+  return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 
 struct Q4_K {
-  static constexpr int kHalves = 1;
-  static void factors(const uint8_t* p, int n, Factors& f) {
-    for (int i = 0; i < n; i += 8) k_factors(p + i / 8 * 144, f.d[0] + i, f.m[0] + i);
-    zero_to_16(n, f.d[0]);
-    zero_to_16(n, f.m[0]);
-  }
-  INLINE static Quad quad(const uint8_t* p, int q, int) {
-    const __m512i v = _mm512_loadu_si512(p + q / 2 * 144 + 16 + q % 2 * 64);
-    return arrange_02_13(low_nibbles(v), high_nibbles(v));
+  static constexpr DType kType = DType::kQ4_K;
+  static constexpr int kQuads = 2, kHalves = 1;
+  INLINE static void unit(const uint8_t* p, int, Quad* q) {
+    k_factors(p, q);
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+      const __m512i v = load512(p + 16 + 64 * h);
+      arrange_02_13(low_nibbles(v), high_nibbles(v), &q[h]);
+    }
   }
 };
 
 struct Q5_K {
-  static constexpr int kHalves = 1;
-  static void factors(const uint8_t* p, int n, Factors& f) {
-    for (int i = 0; i < n; i += 8) k_factors(p + i / 8 * 176, f.d[0] + i, f.m[0] + i);
-    zero_to_16(n, f.d[0]);
-    zero_to_16(n, f.m[0]);
-  }
-  INLINE static Quad quad(const uint8_t* p, int q, int) {
-    const uint8_t* block = p + q / 2 * 176;
-    const int bit = q % 2 * 4;
-    const __m512i v = _mm512_loadu_si512(block + 48 + q % 2 * 64), mask = _mm512_set1_epi8(16);
-    const __m512i bits = _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + 16)));
-    const __m512i even = _mm512_and_si512(to_bit_4(bits, bit, bit + 2), mask);
-    const __m512i odd = _mm512_and_si512(to_bit_4(bits, bit + 1, bit + 3), mask);
-    return arrange_02_13(_mm512_or_si512(low_nibbles(v), even), _mm512_or_si512(high_nibbles(v), odd));
+  static constexpr DType kType = DType::kQ5_K;
+  static constexpr int kQuads = 2, kHalves = 1;
+  INLINE static void unit(const uint8_t* p, int, Quad* q) {
+    k_factors(p, q);
+    const __m512i bits = twice(p + 16), mask = _mm512_set1_epi8(16);
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+      const __m512i v = load512(p + 48 + 64 * h);
+      const __m512i even = _mm512_and_si512(to_bit_4(bits, 4 * h, 4 * h + 2), mask);
+      const __m512i odd = _mm512_and_si512(to_bit_4(bits, 4 * h + 1, 4 * h + 3), mask);
+      arrange_02_13(_mm512_or_si512(low_nibbles(v), even), _mm512_or_si512(high_nibbles(v), odd), &q[h]);
+    }
   }
 };
 
 struct Q6_K {
-  static constexpr int kHalves = 2;
-  static void factors(const uint8_t* p, int n, Factors& f) {
-    for (int i = 0; i < n; i += 8) {
-      const uint8_t* block = p + i / 8 * 210;
-      uint16_t half;
-      std::memcpy(&half, block + 208, 2);
-      const __m512 d = _mm512_set1_ps(_cvtsh_ss(half));
-      const __m512i scales = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 192)));
-      const __m512 s = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), d);
-      const __m512i by_half = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-      const __m512 v = _mm512_permutexvar_ps(by_half, s), m = _mm512_mul_ps(v, _mm512_set1_ps(-32));
-      _mm256_store_ps(f.d[0] + i, _mm512_castps512_ps256(v));
-      _mm256_store_ps(f.d[1] + i, _mm512_extractf32x8_ps(v, 1));
-      _mm256_store_ps(f.m[0] + i, _mm512_castps512_ps256(m));
-      _mm256_store_ps(f.m[1] + i, _mm512_extractf32x8_ps(m, 1));
+  static constexpr DType kType = DType::kQ6_K;
+  static constexpr int kQuads = 2, kHalves = 2;
+  INLINE static void unit(const uint8_t* p, int, Quad* q) {
+    uint16_t half;
+    std::memcpy(&half, p + 208, 2);
+    const __m512i scales = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 192)));
+    const __m512 s = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), _mm512_set1_ps(_cvtsh_ss(half)));
+    const __m512i mask = _mm512_set1_epi8(48);
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+      const __m512i v = load512(p + 64 * h), bits = twice(p + 128 + 32 * h);
+      const __m512i low = _mm512_or_si512(low_nibbles(v), _mm512_and_si512(to_bit_4(bits, 0, 2), mask));
+      const __m512i up = _mm512_or_si512(high_nibbles(v), _mm512_and_si512(to_bit_4(bits, 4, 6), mask));
+      arrange(low, up, &q[h]);
+#pragma GCC unroll 2
+      for (int half16 = 0; half16 < 2; ++half16) {
+        const __m512i every = _mm512_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6);
+        q[h].d[half16] = _mm512_permutexvar_ps(_mm512_add_epi32(every, _mm512_set1_epi32(8 * h + half16)), s);
+        q[h].m[half16] = _mm_mul_ps(_mm512_castps512_ps128(q[h].d[half16]), _mm_set1_ps(-32));
+      }
     }
-    for (int half = 0; half < 2; ++half) {
-      zero_to_16(n, f.d[half]);
-      zero_to_16(n, f.m[half]);
-    }
-  }
-  INLINE static Quad quad(const uint8_t* p, int q, int) {
-    const uint8_t* block = p + q / 2 * 210;
-    const __m512i v = _mm512_loadu_si512(block + q % 2 * 64), mask = _mm512_set1_epi8(48);
-    const auto* high = reinterpret_cast<const __m256i*>(block + 128 + q % 2 * 32);
-    const __m512i bits = _mm512_broadcast_i64x4(_mm256_loadu_si256(high));
-    const __m512i low = _mm512_or_si512(low_nibbles(v), _mm512_and_si512(to_bit_4(bits, 0, 2), mask));
-    const __m512i up = _mm512_or_si512(high_nibbles(v), _mm512_and_si512(to_bit_4(bits, 4, 6), mask));
-    return arrange(low, up);
   }
 };
 

@@ -66,7 +66,7 @@ PackedX pack(ThreadPool& pool, const Level& level, const float* x, int64_t x_str
   packed.block_stride = round_up((cols + kBlock - 1) / kBlock, kBlockPadding);
   packed.bits_stride = round_up(cols, kBlock);
   const int64_t blocks = rows * packed.block_stride;
-  const int64_t bytes = (quantize ? blocks * (kBlock + 3 * 4) : 0) + (round ? rows * packed.bits_stride * 2 : 0);
+  const int64_t bytes = (quantize ? blocks * (kBlock + 4 * 4) : 0) + (round ? rows * packed.bits_stride * 2 : 0);
   if (bytes == 0) return packed;
   thread_local Scratch scratch;
   std::byte* p = scratch.at_least(static_cast<size_t>(bytes));
@@ -74,7 +74,7 @@ PackedX pack(ThreadPool& pool, const Level& level, const float* x, int64_t x_str
     packed.q = reinterpret_cast<int8_t*>(p);
     packed.scale = reinterpret_cast<float*>(p + blocks * kBlock);
     packed.sum = packed.scale + blocks;
-    p += blocks * (kBlock + 3 * 4);
+    p += blocks * (kBlock + 4 * 4);
   }
   if (round) packed.bits = reinterpret_cast<bf16*>(p);
   const auto pack_row = [&](int64_t row, int) {

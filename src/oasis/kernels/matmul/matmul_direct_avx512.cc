@@ -7,58 +7,32 @@ namespace {
 
 constexpr int kGroup = 16;  // weight rows whose lanes are added up together
 
-// Weights that were unpacked before, for more rows of x than registers hold.
-struct Unpacked {
-  static constexpr int64_t kBytes = kChunk * kBlock;
-  INLINE static Quad quad(const uint8_t* p, int q, int) {
-    return {_mm512_load_si512(p + 128 * q), _mm512_load_si512(p + 128 * q + 64)};
-  }
+// The sums of one weight row with one row of x: all lanes of both together.
+struct Sums {
+  __m512 products = _mm512_setzero_ps();
+  __m128 minimums = _mm_setzero_ps();
+
+  INLINE __m512 lanes() const { return _mm512_add_ps(products, _mm512_zextps128_ps512(minimums)); }
 };
 
-INLINE __m512 four_factors(const float* p) { return _mm512_broadcast_f32x4(_mm_load_ps(p)); }
-
-// sums[r] += the products of the n blocks at p with blocks b0 .. b0 + n of row `row + r` of x.
-template <class Format, int kHalves, int kRows>
-INLINE void multiply_chunk(const uint8_t* p, int n, const Factors& f, const PackedX& x, int64_t row, int64_t b0,
-                           __m512 (&sums)[kRows]) {
-  alignas(64) float factors[kRows][kHalves][kChunk];
-  const int8_t* q[kRows];
-#pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) {
-    const float* scale = x.scale + (row + r) * x.block_stride + b0;
-    const float* sum = x.sum + (row + r) * 2 * x.block_stride + b0;
-    q[r] = x.q + ((row + r) * x.block_stride + b0) * kBlock;
-    for (int b = 0; b < n; b += 16) {
-      const __m512 s = _mm512_load_ps(scale + b);
-      const __m512 first = _mm512_load_ps(sum + b), second = _mm512_load_ps(sum + x.block_stride + b);
-      for (int h = 0; h < kHalves; ++h)
-        _mm512_store_ps(&factors[r][h][b], _mm512_mul_ps(s, _mm512_load_ps(f.d[h] + b)));
-      if constexpr (kHalves == 1) {
-        sums[r] = _mm512_fmadd_ps(_mm512_load_ps(f.m[0] + b), _mm512_add_ps(first, second), sums[r]);
-      } else {
-        sums[r] = _mm512_fmadd_ps(_mm512_load_ps(f.m[0] + b), first, sums[r]);
-        sums[r] = _mm512_fmadd_ps(_mm512_load_ps(f.m[1] + b), second, sums[r]);
-      }
-    }
+// Adds the product of a quad with blocks b .. b + 3 of row `row` of x.
+template <int kHalves>
+INLINE void add_product(const Quad& w, const PackedX& x, int64_t row, int64_t b, Sums* sums) {
+  const int8_t* q = x.q + (row * x.block_stride + b) * kBlock;
+  const float* sum = x.sum + row * 3 * x.block_stride + b;
+  const __m512 scale = four_times(_mm_load_ps(x.scale + row * x.block_stride + b));
+  const __m512i first = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.first, _mm512_load_si512(q));
+  if constexpr (kHalves == 1) {
+    const __m512i both = _mm512_dpbusd_epi32(first, w.second, _mm512_load_si512(q + 64));
+    sums->products = _mm512_fmadd_ps(_mm512_cvtepi32_ps(both), _mm512_mul_ps(w.d[0], scale), sums->products);
+    sums->minimums = _mm_fmadd_ps(w.m[0], _mm_load_ps(sum + 2 * x.block_stride), sums->minimums);
+  } else {
+    const __m512i second = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.second, _mm512_load_si512(q + 64));
+    const __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(first), w.d[0]);
+    sums->products = _mm512_fmadd_ps(_mm512_fmadd_ps(_mm512_cvtepi32_ps(second), w.d[1], v), scale, sums->products);
+    sums->minimums = _mm_fmadd_ps(w.m[0], _mm_load_ps(sum), sums->minimums);
+    sums->minimums = _mm_fmadd_ps(w.m[1], _mm_load_ps(sum + x.block_stride), sums->minimums);
   }
-  const auto add_quad = [&](int quad, const Quad& w) {
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      const __m512i x0 = _mm512_load_si512(q[r] + 128 * quad), x1 = _mm512_load_si512(q[r] + 128 * quad + 64);
-      const __m512i first = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.first, x0);
-      if constexpr (kHalves == 1) {
-        const __m512i both = _mm512_dpbusd_epi32(first, w.second, x1);
-        sums[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(both), four_factors(&factors[r][0][4 * quad]), sums[r]);
-      } else {
-        const __m512i second = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.second, x1);
-        sums[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(first), four_factors(&factors[r][0][4 * quad]), sums[r]);
-        sums[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(second), four_factors(&factors[r][1][4 * quad]), sums[r]);
-      }
-    }
-  };
-  int quad = 0;
-  for (; quad < n / 4; ++quad) add_quad(quad, Format::quad(p, quad, 4 * quad + 4));
-  if (n % 4) add_quad(quad, Format::quad(p, quad, n));
 }
 
 // Lane i: the sum of the lanes of v[i], i < 4.
@@ -69,14 +43,15 @@ INLINE __m128 sum_each(const __m512* v) {
   return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
 }
 
-// Sums of a group of weight rows, [row of x, weight row] -> y.
-template <class Sums>
-INLINE void write_group(const DirectJob& job, int64_t row, int64_t rows, int64_t i0, int64_t count, const Sums& sums) {
+// Lanes of a group of weight rows, [row of x][weight row], summed -> y. Reads weight rows up to a multiple of 4.
+template <class Lanes>
+INLINE void write_group(const DirectJob& job, int64_t row, int64_t rows, int64_t i0, int64_t count,
+                        const Lanes& lanes) {
   for (int64_t r = 0; r < rows; ++r) {
     float* y = job.y + (row + r) * job.y_stride + i0;
     for (int64_t i = 0; i < count; i += 4) {
       const auto mask = static_cast<__mmask8>((1u << std::min<int64_t>(count - i, 4)) - 1);
-      __m128 s = sum_each(&sums[r][i]);
+      __m128 s = sum_each(&lanes[r][i]);
       if (job.accumulate) s = _mm_add_ps(s, _mm_maskz_loadu_ps(mask, y + i));
       _mm_mask_storeu_ps(y + i, mask, s);
     }
@@ -86,62 +61,69 @@ INLINE void write_group(const DirectJob& job, int64_t row, int64_t rows, int64_t
 // Up to 4 rows of x: unpacked weights stay in registers.
 template <class Format, int kRows>
 void few_rows(const DirectJob& job) {
+  constexpr int kBlocks = 4 * Format::kQuads;  // of a unit
   const PackedX& x = *job.x;
-  const int64_t blocks = x.cols / kBlock, row_bytes = job.w.row_bytes();
+  const int64_t blocks = x.cols / kBlock, row_bytes = job.w.row_bytes(),
+                unit_bytes = bytes_of(Format::kType, kBlocks * kBlock);
   const auto* w = static_cast<const uint8_t*>(job.w.data) + job.first * row_bytes;
-  Factors f;
+  __m512 lanes[kRows][kGroup] = {};
   for (int64_t i0 = 0; i0 < job.count; i0 += kGroup) {
     const int64_t count = std::min<int64_t>(kGroup, job.count - i0);
-    __m512 group[kRows][kGroup];
     for (int64_t i = 0; i < count; ++i, w += row_bytes) {
-      __m512 sums[kRows] = {};
-      for (int64_t b = 0; b < blocks; b += kChunk) {
-        const int n = static_cast<int>(std::min<int64_t>(kChunk, blocks - b));
-        const uint8_t* p = w + bytes_of(job.w.type, b * kBlock);
-        Format::factors(p, n, f);
-        multiply_chunk<Format, Format::kHalves, kRows>(p, n, f, x, 0, b, sums);
-      }
-      for (int r = 0; r < kRows; ++r) group[r][i] = sums[r];
+      Sums sums[kRows];
+      const auto add_unit = [&](const uint8_t* p, int64_t b, int n) {
+        Quad q[Format::kQuads];
+        Format::unit(p, n, q);
+#pragma GCC unroll 2
+        for (int j = 0; j < Format::kQuads; ++j)
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) add_product<Format::kHalves>(q[j], x, r, b + 4 * j, &sums[r]);
+      };
+      const uint8_t* p = w;
+      int64_t b = 0;
+      for (; b + kBlocks <= blocks; b += kBlocks, p += unit_bytes) add_unit(p, b, kBlocks);
+      if (b < blocks) add_unit(p, b, static_cast<int>(blocks - b));
+      for (int r = 0; r < kRows; ++r) lanes[r][i] = sums[r].lanes();
     }
-    for (int r = 0; r < kRows; ++r) std::fill(&group[r][count], &group[r][(count + 3) / 4 * 4], __m512{});
-    write_group(job, 0, kRows, i0, count, group);
+    write_group(job, 0, kRows, i0, count, lanes);
   }
 }
 
-// More: a chunk of a weight row is unpacked into L1 and multiplied by 4 rows at a time.
+// More: a stretch of a weight row is unpacked into L1 and multiplied by 4 rows at a time.
 template <class Format>
 void many_rows(const DirectJob& job) {
+  constexpr int kStretch = 64, kBlocks = 4 * Format::kQuads;  // blocks unpacked at a time, blocks of a unit
   const PackedX& x = *job.x;
   const int64_t blocks = x.cols / kBlock, row_bytes = job.w.row_bytes();
   const auto* w = static_cast<const uint8_t*>(job.w.data) + job.first * row_bytes;
-  Factors f;
-  alignas(64) uint8_t unpacked[Unpacked::kBytes];
-  __m512 sums[kDirectRows + 3][4];
+  Quad quads[kStretch / 4];
+  Sums sums[kDirectRows];
+  __m512 lanes[kDirectRows][4] = {};
   for (int64_t i0 = 0; i0 < job.count; i0 += 4) {
     const int64_t count = std::min<int64_t>(4, job.count - i0);
-    std::fill(&sums[0][0], &sums[x.rows][0], __m512{});
     for (int64_t i = 0; i < count; ++i, w += row_bytes) {
-      for (int64_t b = 0; b < blocks; b += kChunk) {
-        const int n = static_cast<int>(std::min<int64_t>(kChunk, blocks - b)), padded = (n + 3) / 4 * 4;
-        const uint8_t* p = w + bytes_of(job.w.type, b * kBlock);
-        Format::factors(p, n, f);
-        for (int quad = 0; quad < padded / 4; ++quad) {
-          const Quad v = Format::quad(p, quad, n);
-          _mm512_store_si512(unpacked + 128 * quad, v.first);
-          _mm512_store_si512(unpacked + 128 * quad + 64, v.second);
+      std::fill_n(sums, x.rows, Sums{});
+      for (int64_t b0 = 0; b0 < blocks; b0 += kStretch) {
+        const int64_t end = std::min<int64_t>(blocks, b0 + kStretch);
+        for (int64_t b = b0; b < end; b += kBlocks) {
+          Format::unit(w + bytes_of(Format::kType, b * kBlock), static_cast<int>(std::min<int64_t>(kBlocks, end - b)),
+                       &quads[(b - b0) / 4]);
         }
-        const auto rows = [&]<int kRows>(int64_t row) {
-          __m512 s[kRows];
-          for (int r = 0; r < kRows; ++r) s[r] = sums[row + r][i];
-          multiply_chunk<Unpacked, Format::kHalves, kRows>(unpacked, padded, f, x, row, b, s);
-          for (int r = 0; r < kRows; ++r) sums[row + r][i] = s[r];
+        const auto add_rows = [&]<int kRows>(int64_t row) {
+          Sums s[kRows];
+          for (int r = 0; r < kRows; ++r) s[r] = sums[row + r];
+          for (int64_t b = b0; b < end; b += 4)
+#pragma GCC unroll 4
+            for (int r = 0; r < kRows; ++r) add_product<Format::kHalves>(quads[(b - b0) / 4], x, row + r, b, &s[r]);
+          for (int r = 0; r < kRows; ++r) sums[row + r] = s[r];
         };
         int64_t row = 0;
-        for (; row + 4 <= x.rows; row += 4) rows.template operator()<4>(row);
-        for (; row < x.rows; ++row) rows.template operator()<1>(row);
+        for (; row + 4 <= x.rows; row += 4) add_rows.template operator()<4>(row);
+        for (; row < x.rows; ++row) add_rows.template operator()<1>(row);
       }
+      for (int64_t r = 0; r < x.rows; ++r) lanes[r][i] = sums[r].lanes();
     }
-    write_group(job, 0, x.rows, i0, count, sums);
+    write_group(job, 0, x.rows, i0, count, lanes);
   }
 }
 
@@ -229,7 +211,7 @@ void quantize_row(const PackedX& x, int64_t row) {
   const float* from = x.x + row * x.x_stride;
   const int64_t blocks = x.cols / kBlock;
   float* scale = x.scale + row * x.block_stride;
-  float* sum = x.sum + row * 2 * x.block_stride;
+  float* sum = x.sum + row * 3 * x.block_stride;
   int8_t* q = x.q + row * x.block_stride * kBlock;
   for (int64_t b = 0; b < blocks; ++b) {
     const __m512 a = _mm512_loadu_ps(from + b * 32), c = _mm512_loadu_ps(from + b * 32 + 16);
@@ -245,17 +227,20 @@ void quantize_row(const PackedX& x, int64_t row) {
     _mm_store_si128(reinterpret_cast<__m128i*>(q + b * 32), _mm512_cvtsepi32_epi8(qa));
     _mm_store_si128(reinterpret_cast<__m128i*>(q + b * 32 + 16), _mm512_cvtsepi32_epi8(qc));
     scale[b] = d;
-    sum[b] = d * static_cast<float>(_mm512_reduce_add_epi32(qa));
-    sum[x.block_stride + b] = d * static_cast<float>(_mm512_reduce_add_epi32(qc));
+    const int first = _mm512_reduce_add_epi32(qa), second = _mm512_reduce_add_epi32(qc);
+    sum[b] = d * static_cast<float>(first);
+    sum[x.block_stride + b] = d * static_cast<float>(second);
+    sum[2 * x.block_stride + b] = d * static_cast<float>(first + second);
   }
-  std::memset(q + blocks * 32, 0, static_cast<size_t>(x.block_stride - blocks) * 32);
-  std::fill(scale + blocks, scale + x.block_stride, 0.f);
-  std::fill(sum + blocks, sum + x.block_stride, 0.f);
-  std::fill(sum + x.block_stride + blocks, sum + 2 * x.block_stride, 0.f);
+  const int64_t padding = x.block_stride - blocks;
+  std::fill_n(q + blocks * kBlock, padding * kBlock, int8_t{0});
+  std::fill_n(scale + blocks, padding, 0.f);
+  for (int i = 0; i < 3; ++i) std::fill_n(sum + i * x.block_stride + blocks, padding, 0.f);
   for (int64_t b = 0; b < blocks; b += 4) {
-    const Quad v = arrange(_mm512_load_si512(q + b * 32), _mm512_load_si512(q + b * 32 + 64));
-    _mm512_store_si512(q + b * 32, v.first);
-    _mm512_store_si512(q + b * 32 + 64, v.second);
+    Quad v;
+    arrange(_mm512_load_si512(q + b * kBlock), _mm512_load_si512(q + b * kBlock + 64), &v);
+    _mm512_store_si512(q + b * kBlock, v.first);
+    _mm512_store_si512(q + b * kBlock + 64, v.second);
   }
 }
 

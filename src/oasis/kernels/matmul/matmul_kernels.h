@@ -23,7 +23,7 @@ struct PackedX {
   int64_t block_stride = 0;  // blocks a row, padded
   int8_t* q = nullptr;       // [rows, block_stride, 32], the order within 128 values is the instruction set's own
   float* scale = nullptr;    // [rows, block_stride], x = scale * q
-  float* sum = nullptr;      // [rows, 2, block_stride], scale * the sum of the first / second 16 q of each block
+  float* sum = nullptr;      // [rows, 3, block_stride], scale * the sum of the first 16 q, the last 16, and all
   bf16* bits = nullptr;      // [rows, bits_stride], padded with zeros to an even number
   int64_t bits_stride = 0;
 };
