@@ -6,7 +6,8 @@
 namespace oasis::kernels {
 namespace {
 
-// Runs handed to a thread at a time: enough bytes that the hand-out does not show.
+// Runs handed to a thread at a time: enough bytes that the hand-out does not show. Plain copies: streaming stores copy
+// scattered 8 KiB runs a sixth faster, but what they wrote is then read, a step later, at half the rate.
 constexpr int64_t kChunkBytes = 128 << 10;
 
 }  // namespace

@@ -8,104 +8,73 @@
 namespace oasis::kernels {
 namespace {
 
-constexpr int64_t kRadixBuckets = 256;
-constexpr int64_t kSmall = 48;               // below, comparing beats counting
+constexpr uint32_t kBuckets = 256;
+constexpr int64_t kSmall = 24;               // below, comparing beats counting
 constexpr int64_t kInlineCandidates = 4096;  // in all: below, waking other threads costs more than it saves
 
+// A block and its rank key, key << 32 | block: rank order is the order of these numbers.
+using Entry = uint64_t;
+
 struct Scratch {
-  std::vector<uint32_t> keys;     // [n]
-  std::vector<uint32_t> narrow;   // [n]
-  std::vector<uint64_t> entries;  // [n], key << 32 | block
-  std::vector<uint64_t> sorted;   // [k]
+  std::vector<Entry> entries;  // [n]
+  std::vector<Entry> other;    // [n]
 };
 
-// Unsigned order of keys = rank order: the larger score has the smaller key, both zeros the same one, NaN the largest.
+// The larger score has the smaller key, both zeros the same one, NaN the largest.
 inline uint32_t rank_key(float score) {
   const uint32_t u = std::bit_cast<uint32_t>(score + 0.0f);  // -0 + 0 = +0
   const uint32_t ascending = u ^ (static_cast<uint32_t>(static_cast<int32_t>(u) >> 31) | 0x80000000u);
   return score == score ? ~ascending : ~0u;
 }
 
-// The digit of a key that tells most: the eight bits from the highest one in which the keys differ.
-struct Digit {
-  int shift;
-  explicit Digit(uint32_t differing) : shift(std::max(0, static_cast<int>(std::bit_width(differing)) - 8)) {}
-  uint32_t of(uint32_t key) const { return key >> shift & (kRadixBuckets - 1); }
-};
-
-uint32_t differing_bits(const uint32_t* keys, int64_t n) {
-  uint32_t all = ~0u, any = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    all &= keys[i];
-    any |= keys[i];
-  }
-  return all ^ any;
-}
-
-// The k-th smallest of n keys (1 <= k <= n). On return, k is how many keys equal to it are among the k smallest.
-uint32_t kth_smallest(const uint32_t* keys, int64_t n, int64_t& k, uint32_t* narrow) {
-  for (;;) {
-    const uint32_t differing = differing_bits(keys, n);
-    if (differing == 0) return keys[0];
-    const Digit digit(differing);
-    int32_t count[kRadixBuckets] = {};
-    for (int64_t i = 0; i < n; ++i) ++count[digit.of(keys[i])];
-    uint32_t bucket = 0;
-    for (; k > count[bucket]; ++bucket) k -= count[bucket];
-    int64_t kept = 0;
-    for (int64_t i = 0; i < n; ++i) {  // narrow may be keys: kept never passes i
-      const uint32_t key = keys[i];
-      narrow[kept] = key;
-      kept += digit.of(key) == bucket;
-    }
-    keys = narrow;
-    n = kept;
+void insertion_sort(Entry* entries, int64_t n) {
+  for (int64_t i = 1; i < n; ++i) {
+    const Entry e = entries[i];
+    int64_t j = i;
+    for (; j > 0 && entries[j - 1] > e; --j) entries[j] = entries[j - 1];
+    entries[j] = e;
   }
 }
 
-// Sorts entries by key, then block. They come in ascending block order, so a stable sort by key is enough.
-void sort_entries(uint64_t* entries, int64_t n, uint64_t* other) {
-  if (n <= kSmall) {
-    std::sort(entries, entries + n);
-    return;
-  }
-  uint64_t all = ~uint64_t{0}, any = 0;
+// The bits in which the keys of n entries differ.
+uint32_t differing_bits(const Entry* entries, int64_t n) {
+  Entry all = ~Entry{0}, any = 0;
   for (int64_t i = 0; i < n; ++i) {
     all &= entries[i];
     any |= entries[i];
   }
-  const int bits = static_cast<int>(std::bit_width(static_cast<uint32_t>((all ^ any) >> 32)));
-  uint64_t *from = entries, *to = other;
-  for (int shift = 32; shift < 32 + bits; shift += 8) {
-    int32_t start[kRadixBuckets + 1] = {};
-    for (int64_t i = 0; i < n; ++i) ++start[(from[i] >> shift & 255) + 1];
-    for (int64_t b = 0; b < kRadixBuckets; ++b) start[b + 1] += start[b];
-    for (int64_t i = 0; i < n; ++i) to[start[from[i] >> shift & 255]++] = from[i];
-    std::swap(from, to);
-  }
-  if (from != entries) std::copy_n(from, n, entries);
+  return static_cast<uint32_t>((all ^ any) >> 32);
 }
 
-// Rank order of the best k of blocks first .. first + n - 1 (k <= n), into scratch.entries.
-void rank(const float* scores, int64_t first, int64_t n, int64_t k, Scratch& s) {
-  s.entries.resize(static_cast<size_t>(std::max(n, int64_t{1})));
-  s.sorted.resize(static_cast<size_t>(k));
-  s.keys.resize(static_cast<size_t>(n));
-  s.narrow.resize(static_cast<size_t>(n));
-  if (k <= 0) return;
-  uint32_t* keys = s.keys.data();
-  for (int64_t i = 0; i < n; ++i) keys[i] = rank_key(scores[first + i]);
-  int64_t ties = k;
-  const uint32_t last = k < n ? kth_smallest(keys, n, ties, s.narrow.data()) : ~0u;
-  if (k == n) ties = n;
-  uint64_t* entries = s.entries.data();
-  for (int64_t i = 0, kept = 0; kept < k; ++i) {
-    const bool tie = keys[i] == last;
-    entries[kept] = uint64_t{keys[i]} << 32 | static_cast<uint64_t>(first + i);
-    kept += (keys[i] < last) | (tie & (ties > 0));
-    ties -= tie;
+// Leaves the k smallest of n entries (1 <= k <= n) in front, sorted; what is behind them is undefined. Entries with
+// equal keys come in ascending block order. A bucket sort by the eight bits of the key that tell most, which drops the
+// buckets that cannot matter and repeats itself in those that are still large.
+void rank(Entry* entries, int64_t n, int64_t k, Entry* other) {
+  if (n <= kSmall) return insertion_sort(entries, n);
+  const uint32_t differing = differing_bits(entries, n);
+  if (differing == 0) return;
+  const int shift = 32 + std::max(0, static_cast<int>(std::bit_width(differing)) - 8);
+  const auto bucket_of = [shift](Entry e) { return static_cast<uint32_t>(e >> shift) & (kBuckets - 1); };
+
+  int32_t count[kBuckets] = {}, next[kBuckets];
+  for (int64_t i = 0; i < n; ++i) ++count[bucket_of(entries[i])];
+  uint32_t last = 0;  // the bucket of the k-th
+  int32_t kept = 0;
+  for (;; ++last) {
+    next[last] = kept;
+    kept += count[last];
+    if (kept >= k) break;
   }
-  sort_entries(entries, k, s.sorted.data());
+  for (int64_t i = 0, to = 0; i < n; ++i) {
+    other[to] = entries[i];
+    to += bucket_of(entries[i]) <= last;
+  }
+  for (int32_t i = 0; i < kept; ++i) entries[next[bucket_of(other[i])]++] = other[i];
+  for (uint32_t b = 0; b <= last; ++b) {
+    if (count[b] < 2) continue;
+    const int64_t begin = next[b] - count[b];
+    rank(entries + begin, count[b], std::min<int64_t>(k - begin, count[b]), other);
+  }
 }
 
 void top_k(const TopKParams& p, int64_t item, int64_t head) {
@@ -115,10 +84,12 @@ void top_k(const TopKParams& p, int64_t item, int64_t head) {
   int32_t* blocks = p.blocks + row * p.block_stride;
   const int64_t pinned = p.pin_first && k > 0;
   if (pinned) blocks[0] = 0;
-  rank(scores, pinned, n - pinned, k - pinned, scratch);
-  for (int64_t i = pinned; i < k; ++i) {
-    blocks[i] = static_cast<int32_t>(scratch.entries[static_cast<size_t>(i - pinned)]);
-  }
+  scratch.entries.resize(static_cast<size_t>(n));
+  scratch.other.resize(static_cast<size_t>(n));
+  Entry* entries = scratch.entries.data();
+  for (int64_t b = pinned; b < n; ++b) entries[b - pinned] = Entry{rank_key(scores[b])} << 32 | static_cast<Entry>(b);
+  if (k > pinned) rank(entries, n - pinned, k - pinned, scratch.other.data());
+  for (int64_t i = pinned; i < k; ++i) blocks[i] = static_cast<int32_t>(entries[i - pinned]);
   if (p.block_scores) {
     float* out = p.block_scores + row * p.block_stride;
     for (int64_t i = 0; i < k; ++i) out[i] = scores[blocks[i]];
