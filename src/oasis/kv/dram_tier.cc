@@ -104,6 +104,8 @@ class DramTier final : public Tier {
 
 }  // namespace
 
+int64_t dram_home_bytes(const TierConfig& config) { return DramTier::home_bytes(config); }
+
 Result<std::unique_ptr<Tier>> make_dram_tier(const TierConfig& config, int64_t memory_bytes) {
   OASIS_RETURN_IF_ERROR(validate(config.shape));
   if (config.extra_bytes < 0) return invalid_argument("DRAM tier: {} extra bytes a home", config.extra_bytes);

@@ -123,6 +123,8 @@ struct TierConfig {
 // DRAM: every home's parts at a fixed address. `memory_bytes` bounds everything the tier allocates; homes() follows
 // from it.
 Result<std::unique_ptr<Tier>> make_dram_tier(const TierConfig& config, int64_t memory_bytes);
+// What one home takes of it.
+int64_t dram_home_bytes(const TierConfig& config);
 
 // A file under a DRAM cache of parts (LRU): io_uring with O_DIRECT where the file system and kernel allow, else
 // pread/pwrite on a small set of threads (said in describe()). `memory_bytes` bounds cache + metadata, `file_bytes` the
