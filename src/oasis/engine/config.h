@@ -1,0 +1,45 @@
+// What an engine is told when it is made.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "oasis/lookahead/config.h"
+
+namespace oasis::engine {
+
+enum class Attention : uint8_t {
+  kAuto,    // dense while the sealed blocks fit the resident set, sparse after that
+  kDense,   // everything is read
+  kSparse,  // the rules of the working set from the first token
+};
+
+struct EngineConfig {
+  int32_t max_sequences = 1;
+  int64_t max_context = 0;  // tokens of the longest sequence, prompt and output; 0: the model's
+  Attention attention = Attention::kAuto;
+  int32_t block_size = 16;
+  int32_t top_k_blocks = 128;  // K
+  double resident_ratio = 0;   // R = floor(ratio * K); 0: what fast_memory gives, K .. 1.5 K
+  lookahead::BlockScore block_score = lookahead::BlockScore::kShrunk;
+  lookahead::FetchMode fetch = lookahead::FetchMode::kBounded;
+  double fetch_ratio = 0.05;
+  std::string draft = "auto";  // drafter: see draft/make_drafter.h
+  int32_t draft_tokens = 4;    // n: at most this many drafts are accepted a step; used with accept_drafts
+  bool accept_drafts = false;
+  uint64_t fast_memory = 0;  // bytes for KV pages, summaries, maps and draft KV; 0: as much as max_sequences can use
+  uint64_t capacity_memory =
+      0;                      // bytes of DRAM for homes (with a file: its cache); 0: as much as max_sequences can use
+  std::string capacity_file;  // homes live in this file, DRAM caches them; empty: DRAM only
+  uint64_t capacity_file_bytes = 0;  // 0: as much as max_sequences can use
+  int32_t prefill_chunk = 256;       // tokens of a prefill work item
+  int32_t agreement_every = 8;       // steps between measurements of agreement; 0: never
+  bool prefix_cache = true;
+  bool serial = false;  // the reference mode of the pipeline, for tests
+  lookahead::TestHooks hooks;
+};
+
+// Names the field, the value and the range.
+Status validate(const EngineConfig& config);
+
+}  // namespace oasis::engine
