@@ -22,6 +22,24 @@
 
 namespace oasis::draft {
 
+// What a drafter is made for.
+struct DrafterOptions {
+  int32_t max_sequences = 1;
+  int32_t max_rows = 512;        // of one absorb, and of one item of propose
+  int32_t block_size = 16;       // the engine's
+  int32_t window_tokens = 2048;  // eagle3: how far back the head sees, in whole blocks
+  float rope_theta = 0;  // eagle3: in place of the head's own rope_theta where positive; some heads state a wrong one
+};
+
+// What a drafter takes, known before anything is allocated.
+struct DrafterPlan {
+  int64_t fast_bytes = 0;     // in the fast tier
+  int64_t scratch_bytes = 0;  // of activations
+  int64_t weight_bytes = 0;   // of its own weights, mapped from their files
+  int64_t home_bytes = 0;     // of each home record
+  int64_t feature_dim = 0;    // floats a row
+};
+
 struct ProposeItem {
   int32_t sequence = 0;
   // All tokens of the sequence, the newest (just sampled) included; history[p] is position p.
