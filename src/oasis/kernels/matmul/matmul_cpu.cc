@@ -98,10 +98,11 @@ void direct(ThreadPool& pool, const Level& level, const MatmulParams& params) {
     total_bytes += part.w.rows * part.w.row_bytes();
   }
   const PackedX x = pack(pool, level, params.x, params.x_stride, params.rows, params.cols, quantize, round);
-  // Small enough for the threads to end together, large enough to stream; a multiple of 4 rows, as the kernels like.
+  // Small enough for the threads to end together, large enough to stream; a multiple of what the kernels take at a
+  // time.
   const int64_t item_bytes = std::clamp<int64_t>(total_bytes / (pool.size() * 16), 4096, 65536);
   const auto rows_of_item = [&](const MatmulPart& part) {
-    return round_up(std::max<int64_t>(item_bytes / part.w.row_bytes(), 1), 4);
+    return round_up(std::max<int64_t>(item_bytes / part.w.row_bytes(), 1), params.rows <= 4 ? 4 : 32);
   };
   int64_t items = 0;
   for (const MatmulPart& part : params.parts) items += (part.w.rows + rows_of_item(part) - 1) / rows_of_item(part);

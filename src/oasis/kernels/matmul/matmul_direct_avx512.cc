@@ -1,4 +1,6 @@
 // Up to 64 rows: dot products with the weights as they lie.
+#include <array>
+
 #include "oasis/kernels/matmul/matmul_avx512.h"
 #include "oasis/kernels/matmul/matmul_kernels.h"
 
@@ -89,41 +91,137 @@ void few_rows(const DirectJob& job) {
   }
 }
 
-// More: a stretch of a weight row is unpacked into L1 and multiplied by 4 rows at a time.
+// A quad of 32 weight rows, a lane a row.
+struct Panel {
+  __m512i u[2][16][2];  // word 4 i + k of the first and of the second 16 values; then two times 16 rows
+  __m512 d[2][4][2];    // of block k
+  __m512 m[2][4][2];
+};
+
+// The unit at w of `count` rows (those up to 32 repeat the last).
+template <class Format>
+void unpack_panels(const uint8_t* w, int64_t row_bytes, int64_t count, int n, Panel* panels) {
+  constexpr int kRows = 32;
+  __m512i u[Format::kQuads][2][kRows];
+  __m128 factors[Format::kQuads][2 * Format::kHalves][kRows];
+  for (int64_t i = 0; i < kRows; ++i) {
+    Quad q[Format::kQuads];
+    Format::unit(w + std::min(i, count - 1) * row_bytes, n, q);
+    for (int j = 0; j < Format::kQuads; ++j) {
+      u[j][0][i] = q[j].first;
+      u[j][1][i] = q[j].second;
+      for (int h = 0; h < Format::kHalves; ++h) {
+        factors[j][2 * h][i] = _mm512_castps512_ps128(q[j].d[h]);
+        factors[j][2 * h + 1][i] = q[j].m[h];
+      }
+    }
+  }
+  for (int j = 0; j < Format::kQuads; ++j) {
+    for (int part = 0; part < 2; ++part)
+      for (int g = 0; g < 2; ++g) transpose_words(&u[j][part][16 * g], 64, &panels[j].u[part][0][g], 128);
+    for (int f = 0; f < 2 * Format::kHalves; ++f) {
+      auto* out = reinterpret_cast<float*>(f % 2 ? panels[j].m[f / 2] : panels[j].d[f / 2]);  // [block, row]
+      for (int i = 0; i < kRows; i += 4) {
+        __m128 a = factors[j][f][i], b = factors[j][f][i + 1], c = factors[j][f][i + 2], d = factors[j][f][i + 3];
+        _MM_TRANSPOSE4_PS(a, b, c, d);
+        _mm_store_ps(out + i, a);
+        _mm_store_ps(out + kRows + i, b);
+        _mm_store_ps(out + 2 * kRows + i, c);
+        _mm_store_ps(out + 3 * kRows + i, d);
+      }
+    }
+  }
+}
+
+// sums[kRows][2] += products of a panel with blocks b .. b + 3 of rows `row` .. of x.
+template <int kHalves, int kRows>
+void multiply_panel(const Panel& w, const PackedX& x, int64_t row, int64_t b, __m512 (*sums)[2]) {
+  __m512 s[kRows][2];
+  const int8_t* q = x.q + (row * x.block_stride + b) * kBlock;
+  const float* scale = x.scale + row * x.block_stride + b;
+  const float* sum = x.sum + row * 3 * x.block_stride + b;
+  for (int r = 0; r < kRows; ++r)
+    for (int g = 0; g < 2; ++g) s[r][g] = sums[r][g];
+  for (int k = 0; k < 4; ++k) {
+    __m512i dots[kRows][2];
+    const auto start = [&] {
+      for (int r = 0; r < kRows; ++r) dots[r][0] = dots[r][1] = _mm512_setzero_si512();
+    };
+    const auto add_part = [&](int part) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const __m512i w0 = w.u[part][4 * i + k][0], w1 = w.u[part][4 * i + k][1];
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          int32_t word;
+          std::memcpy(&word, q + r * x.block_stride * kBlock + part * 64 + (4 * i + k) * 4, 4);
+          const __m512i values = _mm512_set1_epi32(word);
+          dots[r][0] = _mm512_dpbusd_epi32(dots[r][0], w0, values);
+          dots[r][1] = _mm512_dpbusd_epi32(dots[r][1], w1, values);
+        }
+      }
+    };
+    const auto finish = [&](int half, int which_sum) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const __m512 factor = _mm512_set1_ps(scale[r * x.block_stride + k]);
+        const __m512 all = _mm512_set1_ps(sum[(r * 3 + which_sum) * x.block_stride + k]);
+#pragma GCC unroll 2
+        for (int g = 0; g < 2; ++g) {
+          const __m512 product = _mm512_mul_ps(w.d[half][k][g], factor);
+          s[r][g] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][g]), product, s[r][g]);
+          s[r][g] = _mm512_fmadd_ps(w.m[half][k][g], all, s[r][g]);
+        }
+      }
+    };
+    start();
+    add_part(0);
+    if constexpr (kHalves == 2) {
+      finish(0, 0);
+      start();
+    }
+    add_part(1);
+    finish(kHalves - 1, kHalves == 2 ? 1 : 2);
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int g = 0; g < 2; ++g) sums[r][g] = s[r][g];
+}
+
+// More: 32 weight rows at a time, unpacked into lanes, so that every load of x serves them all.
 template <class Format>
 void many_rows(const DirectJob& job) {
-  constexpr int kStretch = 64, kBlocks = 4 * Format::kQuads;  // blocks unpacked at a time, blocks of a unit
+  constexpr int kBlocks = 4 * Format::kQuads;
+  constexpr auto kMultiply = [] {
+    constexpr int kHalves = Format::kHalves;
+    return std::array{multiply_panel<kHalves, 1>, multiply_panel<kHalves, 2>, multiply_panel<kHalves, 3>,
+                      multiply_panel<kHalves, 4>};
+  }();
   const PackedX& x = *job.x;
-  const int64_t blocks = x.cols / kBlock, row_bytes = job.w.row_bytes();
+  const int64_t blocks = x.cols / kBlock, row_bytes = job.w.row_bytes(), groups = (x.rows + 3) / 4;
   const auto* w = static_cast<const uint8_t*>(job.w.data) + job.first * row_bytes;
-  Quad quads[kStretch / 4];
-  Sums sums[kDirectRows];
-  __m512 lanes[kDirectRows][4] = {};
-  for (int64_t i0 = 0; i0 < job.count; i0 += 4) {
-    const int64_t count = std::min<int64_t>(4, job.count - i0);
-    for (int64_t i = 0; i < count; ++i, w += row_bytes) {
-      std::fill_n(sums, x.rows, Sums{});
-      for (int64_t b0 = 0; b0 < blocks; b0 += kStretch) {
-        const int64_t end = std::min<int64_t>(blocks, b0 + kStretch);
-        for (int64_t b = b0; b < end; b += kBlocks) {
-          Format::unit(w + bytes_of(Format::kType, b * kBlock), static_cast<int>(std::min<int64_t>(kBlocks, end - b)),
-                       &quads[(b - b0) / 4]);
+  Panel panels[Format::kQuads];
+  __m512 sums[kDirectRows][2];
+  for (int64_t i0 = 0; i0 < job.count; i0 += 32, w += 32 * row_bytes) {
+    const int64_t count = std::min<int64_t>(32, job.count - i0);
+    for (int64_t r = 0; r < x.rows; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    for (int64_t b = 0; b < blocks; b += kBlocks) {
+      const int n = static_cast<int>(std::min<int64_t>(kBlocks, blocks - b));
+      unpack_panels<Format>(w + bytes_of(Format::kType, b * kBlock), row_bytes, count, n, panels);
+      for (int j = 0; j < Format::kQuads; ++j) {
+        for (int64_t g = 0; g < groups; ++g) {  // of 4 rows or nearly so
+          const int64_t row = g * x.rows / groups, rows = (g + 1) * x.rows / groups - row;
+          kMultiply[rows - 1](panels[j], x, row, b + 4 * j, &sums[row]);
         }
-        const auto add_rows = [&]<int kRows>(int64_t row) {
-          Sums s[kRows];
-          for (int r = 0; r < kRows; ++r) s[r] = sums[row + r];
-          for (int64_t b = b0; b < end; b += 4)
-#pragma GCC unroll 4
-            for (int r = 0; r < kRows; ++r) add_product<Format::kHalves>(quads[(b - b0) / 4], x, row + r, b, &s[r]);
-          for (int r = 0; r < kRows; ++r) sums[row + r] = s[r];
-        };
-        int64_t row = 0;
-        for (; row + 4 <= x.rows; row += 4) add_rows.template operator()<4>(row);
-        for (; row < x.rows; ++row) add_rows.template operator()<1>(row);
       }
-      for (int64_t r = 0; r < x.rows; ++r) lanes[r][i] = sums[r].lanes();
     }
-    write_group(job, 0, x.rows, i0, count, lanes);
+    for (int64_t r = 0; r < x.rows; ++r) {
+      for (int g = 0; g < 2; ++g) {
+        const __mmask16 mask = mask16(std::max<int64_t>(count - 16 * g, 0));
+        float* y = job.y + r * job.y_stride + i0 + 16 * g;
+        if (job.accumulate) sums[r][g] = _mm512_add_ps(sums[r][g], _mm512_maskz_loadu_ps(mask, y));
+        _mm512_mask_storeu_ps(y, mask, sums[r][g]);
+      }
+    }
   }
 }
 

@@ -86,36 +86,6 @@ auto unpacker(DType type) {
 constexpr int kPanel = 32;      // features of a panel, two registers
 constexpr int kBlockRows = 14;  // rows of x: 28 sums, two registers of weights, one of x
 
-// 16 x 16 words, rows `stride` bytes apart -> columns, `out_stride` bytes apart.
-INLINE void transpose_words(const std::byte* in, int64_t stride, std::byte* out, int64_t out_stride) {
-  __m512i a[16], b[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) a[i] = _mm512_load_si512(in + i * stride);
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-  }
-  // Lane group g of a[4 j + c]: column 4 g + c of rows 4 j .. 4 j + 3.
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {
-    const __m512i r02 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88), r13 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);
-    const __m512i s02 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
-    const __m512i s13 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
-    _mm512_store_si512(out + c * out_stride, _mm512_shuffle_i32x4(r02, s02, 0x88));
-    _mm512_store_si512(out + (4 + c) * out_stride, _mm512_shuffle_i32x4(r13, s13, 0x88));
-    _mm512_store_si512(out + (8 + c) * out_stride, _mm512_shuffle_i32x4(r02, s02, 0xdd));
-    _mm512_store_si512(out + (12 + c) * out_stride, _mm512_shuffle_i32x4(r13, s13, 0xdd));
-  }
-}
-
 // y[kRows, 32 features] (+)= x[kRows, depth] . panel[depth / 2][32 features][2].
 template <int kRows>
 void panel_block(const bf16* x, int64_t x_stride, const std::byte* panel, int64_t depth, float* y, int64_t y_stride,
