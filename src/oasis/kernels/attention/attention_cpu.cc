@@ -19,7 +19,7 @@ constexpr AttentionLevel kAttentionPortable{packed_bytes, tile_bytes, pack, atte
 const AttentionLevel& level() {
   switch (cpu_level()) {
     case CpuLevel::kAvx512:
-      return kAttentionAvx2;
+      return kAttentionAvx512;
     case CpuLevel::kAvx2:
       return kAttentionAvx2;
     case CpuLevel::kPortable:
@@ -140,6 +140,7 @@ void attend_item(const AttentionParams& p, const Plan& plan, const AttentionLeve
                   .head_dim = p.head_dim,
                   .entries = entries,
                   .entry_count = count,
+                  .entries_after = p.entry_count[split->list] - split->entry_end,
                   .full_count = full,
                   .rows = rows,
                   .q_per_kv = p.q_per_kv,

@@ -19,6 +19,7 @@ struct AttentionSplit {
   int64_t head_dim = 0;
   const ListEntry* entries = nullptr;  // [entry_count], ascending blocks
   int64_t entry_count = 0;
+  int64_t entries_after = 0;  // more of the list lie behind them, to be prefetched
   // Entries from here on hold keys that some row does not see.
   int64_t full_count = 0;
 
@@ -33,7 +34,7 @@ struct AttentionSplit {
   // values so weighted.
   float* max = nullptr;  // [rows * q_per_kv]
   float* sum = nullptr;  // [rows * q_per_kv]
-  float* acc = nullptr;  // [rows * q_per_kv, acc_stride]
+  float* acc = nullptr;  // [rows * q_per_kv, acc_stride], acc_stride a multiple of 32
   int64_t acc_stride = 0;
 };
 

@@ -15,7 +15,7 @@ constexpr int64_t kTaskQueries = 192;  // share one packing of the keys and valu
 const PrefillLevel& level() {
   switch (cpu_level()) {
     case CpuLevel::kAvx512:
-      return kPrefillAvx2;
+      return kPrefillAvx512;
     case CpuLevel::kAvx2:
       return kPrefillAvx2;
     case CpuLevel::kPortable:

@@ -1,0 +1,235 @@
+// The split kernel with AVX-512 BF16. Queries are scaled and rounded to bf16, so logits are those of a bf16 query
+// summed in fp32; weights stay fp32.
+#include <utility>
+
+#include "oasis/kernels/attention/attention_split.h"
+#include "oasis/kernels/vec16.h"
+
+namespace oasis::kernels {
+namespace {
+
+constexpr int64_t kTileKeys = 16;  // keys of one vector of logits
+constexpr int64_t kQueriesAtOnce = 8;
+constexpr int64_t kPrefetchDistance = 4;  // half block-heads (a block's keys or its values)
+// Loops over sums are unrolled by pragma: only so do the sums stay in registers.
+constexpr float kInfinity = __builtin_inff();
+
+int64_t packed_bytes(int64_t head_dim) { return (head_dim * 2 + 63) / 64 * 64; }
+int64_t tile_bytes(int64_t head_dim) { return (head_dim + 31) / 32 * 32 / 2 * 64; }
+
+__mmask32 first_elements(int64_t count) { return count >= 32 ? ~__mmask32{0} : (__mmask32{1} << count) - 1; }
+
+void pack(const float* q, float scale, int64_t head_dim, std::byte* packed) {
+  for (int64_t j = 0; j < head_dim; j += 16) {
+    const __m256bh x = _mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(q + j), _mm512_set1_ps(scale)));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(packed + 2 * j), (__m256i)x);
+  }
+}
+
+// tile[j] lane i = elements 2 j and 2 j + 1 of key i.
+void transpose_keys(const std::byte* keys, int64_t stride, int64_t head_dim, __m512i* tile) {
+  for (int64_t j = 0; j < head_dim; j += 32) {
+    const __mmask32 mask = first_elements(head_dim - j);
+    __m512i x[16];
+    for (int64_t i = 0; i < 16; ++i) x[i] = _mm512_maskz_loadu_epi16(mask, keys + i * stride + 2 * j);
+    transpose16(x);
+    for (int64_t i = 0; i < 16; ++i) _mm512_store_si512(tile + j / 2 + i, x[i]);
+  }
+}
+
+// The logits of kQueries queries with the keys of a tile. Two sums a query, of even and odd pairs, hide the latency
+// when queries are few; they are the same for any number of queries.
+template <int kQueries>
+void score_tile(const std::byte* packed_q, int64_t q_stride, const __m512i* tile, int64_t pairs, float* scores,
+                int64_t scores_stride) {
+  __m512 even[kQueries], odd[kQueries];
+#pragma GCC unroll 16
+  for (int m = 0; m < kQueries; ++m) even[m] = odd[m] = _mm512_setzero_ps();
+  for (int64_t j = 0; j < pairs; j += 2) {
+    const __m512bh k0 = (__m512bh)_mm512_load_si512(tile + j), k1 = (__m512bh)_mm512_load_si512(tile + j + 1);
+#pragma GCC unroll 16
+    for (int m = 0; m < kQueries; ++m) {
+      const int* q = reinterpret_cast<const int*>(packed_q + m * q_stride) + j;
+      even[m] = _mm512_dpbf16_ps(even[m], k0, (__m512bh)_mm512_set1_epi32(q[0]));
+      odd[m] = _mm512_dpbf16_ps(odd[m], k1, (__m512bh)_mm512_set1_epi32(q[1]));
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < kQueries; ++m) _mm512_store_ps(scores + m * scores_stride, _mm512_add_ps(even[m], odd[m]));
+}
+
+// Calls body(integral_constant<int, n>, first) for runs of n <= kQueriesAtOnce queries that cover [begin, end).
+template <typename Body>
+[[gnu::always_inline]] inline void for_query_runs(int64_t begin, int64_t end, Body body) {
+  for (; end - begin >= kQueriesAtOnce; begin += kQueriesAtOnce)
+    body(std::integral_constant<int, kQueriesAtOnce>{}, begin);
+  switch (end - begin) {
+    case 7:
+      return body(std::integral_constant<int, 7>{}, begin);
+    case 6:
+      return body(std::integral_constant<int, 6>{}, begin);
+    case 5:
+      return body(std::integral_constant<int, 5>{}, begin);
+    case 4:
+      return body(std::integral_constant<int, 4>{}, begin);
+    case 3:
+      return body(std::integral_constant<int, 3>{}, begin);
+    case 2:
+      return body(std::integral_constant<int, 2>{}, begin);
+    case 1:
+      return body(std::integral_constant<int, 1>{}, begin);
+  }
+}
+
+const std::byte* slot(const AttentionSplit& s, int64_t entry) {
+  return s.slots + s.entries[entry].page * s.page_stride;
+}
+
+// The split reads the keys of all its entries, then their values, then comes the next split: prefetches what is
+// kPrefetchDistance after step `step` of that order. Into the second level: slots lie scattered, so the hardware's
+// prefetchers do little, and the first level has too few miss buffers to keep memory busy.
+void prefetch_ahead(const AttentionSplit& s, int64_t step) {
+  int64_t entry = step + kPrefetchDistance, offset = 0;
+  if (entry >= 2 * s.entry_count) {
+    entry -= s.entry_count;
+    if (entry >= s.entry_count + s.entries_after) return;
+  } else if (entry >= s.entry_count) {
+    entry -= s.entry_count;
+    offset = s.v_offset;
+  }
+  const std::byte* rows = slot(s, entry) + offset;
+  for (int64_t i = 0; i < s.block_size; ++i)
+    for (int64_t b = 0; b < 2 * s.head_dim; b += 64) _mm_prefetch(rows + i * s.token_stride + b, _MM_HINT_T1);
+}
+
+void score(const AttentionSplit& s) {
+  const int64_t n = s.entry_count * s.block_size, q_stride = packed_bytes(s.head_dim);
+  auto* tile = reinterpret_cast<__m512i*>(s.tile);
+  for (int64_t e = 0; e < s.entry_count; ++e) {
+    prefetch_ahead(s, e);
+    for (int64_t t = 0; t < s.block_size; t += kTileKeys) {
+      transpose_keys(slot(s, e) + t * s.token_stride, s.token_stride, s.head_dim, tile);
+      float* scores = s.scores + e * s.block_size + t;
+      for_query_runs(0, s.rows * s.q_per_kv, [&](auto count, int64_t m) {
+        score_tile<count()>(s.packed_q + m * q_stride, q_stride, tile, s.head_dim / 2, scores + m * n, n);
+      });
+    }
+  }
+}
+
+// Keys of the block that a row at `position` sees.
+int64_t visible(int64_t block, int64_t block_size, int64_t position) {
+  const int64_t seen = position - block * block_size + 1;
+  return seen < 0 ? 0 : seen > block_size ? block_size : seen;
+}
+
+// Turns one query's logits into weights; n is a multiple of 16.
+void softmax(float* scores, int64_t n, float& max_out, float& sum_out) {
+  __m512 m = _mm512_set1_ps(-kInfinity);
+  for (int64_t i = 0; i < n; i += 16) m = _mm512_max_ps(m, _mm512_load_ps(scores + i));
+  max_out = _mm512_reduce_max_ps(m);
+  // Masked keys have logit -infinity: a query without any visible key needs a finite subtrahend.
+  const __m512 base = _mm512_set1_ps(max_out == -kInfinity ? 0.0f : max_out);
+  __m512 sum = _mm512_setzero_ps();
+  for (int64_t i = 0; i < n; i += 16) {
+    const __m512 w = exp2_16(_mm512_sub_ps(_mm512_load_ps(scores + i), base));
+    _mm512_store_ps(scores + i, w);
+    sum = _mm512_add_ps(sum, w);
+  }
+  sum_out = _mm512_reduce_add_ps(sum);
+}
+
+// acc[m] += sum over `count` keys of weights[m][i] * values[i], for 32 * kChunks elements (fewer in the last chunk, by
+// mask). In acc each 32 elements lie as 16 even ones, then 16 odd ones.
+template <int kQueries, int kChunks>
+void add_values(const std::byte* values, int64_t stride, int64_t count, __mmask32 last, const float* weights,
+                int64_t weights_stride, float* acc, int64_t acc_stride) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  __m512 sum[kQueries][2 * kChunks];
+#pragma GCC unroll 16
+  for (int m = 0; m < kQueries; ++m)
+#pragma GCC unroll 16
+    for (int c = 0; c < 2 * kChunks; ++c) sum[m][c] = _mm512_load_ps(acc + m * acc_stride + 16 * c);
+  for (int64_t i = 0; i < count; ++i) {
+    __m512 v[2 * kChunks];
+#pragma GCC unroll 16
+    for (int c = 0; c < kChunks; ++c) {
+      const __m512i x = _mm512_maskz_loadu_epi16(c == kChunks - 1 ? last : ~__mmask32{0}, values + i * stride + 64 * c);
+      v[2 * c] = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
+      v[2 * c + 1] = _mm512_castsi512_ps(_mm512_and_si512(x, upper));
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < kQueries; ++m) {
+      const __m512 w = _mm512_set1_ps(weights[m * weights_stride + i]);
+#pragma GCC unroll 16
+      for (int c = 0; c < 2 * kChunks; ++c) sum[m][c] = _mm512_fmadd_ps(w, v[c], sum[m][c]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < kQueries; ++m)
+#pragma GCC unroll 16
+    for (int c = 0; c < 2 * kChunks; ++c) _mm512_store_ps(acc + m * acc_stride + 16 * c, sum[m][c]);
+}
+
+// The first `count` keys of each of the entries [begin, end), for the queries [first, first + kQueries).
+template <int kQueries>
+void add_entries(const AttentionSplit& s, int64_t begin, int64_t end, int64_t count, int64_t first) {
+  constexpr int kMost = kQueries > 6 ? 1 : kQueries > 3 ? 2 : 4;  // chunks whose sums fit the registers
+  const int64_t n = s.entry_count * s.block_size;
+  const float* weights = s.scores + first * n;
+  float* acc = s.acc + first * s.acc_stride;
+  const auto chunks = [&](auto chunk_count, int64_t j) {
+    const __mmask32 last = first_elements(s.head_dim - j - 32 * (chunk_count() - 1));
+    for (int64_t e = begin; e < end; ++e) {
+      if (first == 0 && j == 0) prefetch_ahead(s, s.entry_count + e);
+      add_values<kQueries, chunk_count()>(slot(s, e) + s.v_offset + 2 * j, s.token_stride, count, last,
+                                          weights + e * s.block_size, n, acc + j, s.acc_stride);
+    }
+  };
+  int64_t j = 0;
+  for (; j + 32 * (kMost - 1) < s.head_dim; j += 32 * kMost) chunks(std::integral_constant<int, kMost>{}, j);
+  for (; j < s.head_dim; j += 32) chunks(std::integral_constant<int, 1>{}, j);
+}
+
+// From even and odd elements apart to the order of memory.
+void interleave(float* acc, int64_t head_dim) {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  for (int64_t j = 0; j < head_dim; j += 32) {
+    const __m512 even = _mm512_load_ps(acc + j), odd = _mm512_load_ps(acc + j + 16);
+    _mm512_store_ps(acc + j, _mm512_permutex2var_ps(even, low, odd));
+    _mm512_store_ps(acc + j + 16, _mm512_permutex2var_ps(even, high, odd));
+  }
+}
+
+void attend(const AttentionSplit& s) {
+  const int64_t queries = s.rows * s.q_per_kv, n = s.entry_count * s.block_size;
+  score(s);
+
+  // A masked token's memory may hold anything, NaN too: its logit is replaced here and its value never read.
+  for (int64_t m = 0; m < queries; ++m) {
+    float* scores = s.scores + m * n;
+    for (int64_t e = s.full_count; e < s.entry_count; ++e) {
+      for (int64_t i = visible(s.entries[e].block, s.block_size, s.positions[m / s.q_per_kv]); i < s.block_size; ++i)
+        scores[e * s.block_size + i] = -kInfinity;
+    }
+    softmax(scores, n, s.max[m], s.sum[m]);
+    for (int64_t j = 0; j < s.acc_stride; j += 16) _mm512_store_ps(s.acc + m * s.acc_stride + j, _mm512_setzero_ps());
+  }
+
+  for_query_runs(0, queries, [&](auto count, int64_t m) { add_entries<count()>(s, 0, s.full_count, s.block_size, m); });
+  for (int64_t e = s.full_count; e < s.entry_count; ++e) {
+    for (int64_t r = 0; r < s.rows; ++r) {
+      const int64_t seen = visible(s.entries[e].block, s.block_size, s.positions[r]);
+      for_query_runs(r * s.q_per_kv, (r + 1) * s.q_per_kv,
+                     [&](auto count, int64_t m) { add_entries<count()>(s, e, e + 1, seen, m); });
+    }
+  }
+  for (int64_t m = 0; m < queries; ++m) interleave(s.acc + m * s.acc_stride, s.head_dim);
+}
+
+}  // namespace
+
+const AttentionLevel kAttentionAvx512{packed_bytes, tile_bytes, pack, attend};
+
+}  // namespace oasis::kernels
