@@ -82,7 +82,8 @@ struct SelectParams {
       nullptr;  // [items, kv_heads, 4]: hits, misses, refused by cap (or margin or budget), refused by absence; or null
 };
 
-// Applies, for every item and head: (1) blocks sealed now become residents with last_predicted = step; (2) residents in
+// Applies, for every item and head: (1) blocks sealed now (below `candidates` and open in the map; at least those from
+// sealed_begin on) become residents with last_predicted = step; (2) residents in
 // P get last_predicted = step; (3) misses are admitted in rank order up to the cap and get step; (4) while residents
 // exceed R, the non-P resident with the smallest last_predicted goes, ties: lower block. Free slots are used before
 // those of victims. Then blocks candidates .. open_end-1 that own no slot get a free one, and the list is written in
@@ -91,9 +92,10 @@ struct SelectParams {
 void select_cpu(Stream& stream, const SelectParams& params);
 
 // The demand of `exact`: makes every block of `predicted` (here T) resident by rule (4) with T in the place of P,
-// without a cap, giving them last_predicted = item.step; writes the fetches, no list. sealed_begin .. candidates-1 join
-// as in (1). Blocks of T that are open are left alone. Afterwards select_cpu runs for the prefetch with sealed_begin =
-// candidates. Both want |P|, |T| <= R.
+// without a cap, giving them last_predicted = item.step; writes the fetches, no list. Open blocks are left as they are,
+// those sealed in this step included, whether T names them or not: this step's rows read them, so they must not be
+// victims yet, and they count neither for T nor for R. They join by rule (1) in select_cpu, which runs afterwards for
+// the prefetch. Both want |P|, |T| <= R.
 void demand_cpu(Stream& stream, const SelectParams& params);
 
 }  // namespace oasis::kernels

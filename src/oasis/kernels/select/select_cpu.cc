@@ -86,6 +86,7 @@ class Head {
   void select() {
     seal();
     touch();
+    OASIS_CHECK(hits_ + static_cast<int32_t>(s_.misses.size()) == count_, "an open block is predicted");
     admit();
     make_room();
     place();
@@ -94,8 +95,8 @@ class Head {
     write_counts();
   }
 
+  // Blocks that are open, those sealed in this step among them, stay open: the rows of this step read them whatever R.
   void demand() {
-    seal();
     touch();
     for (const int32_t rank : s_.misses) admit_block(predicted_[rank]);
     make_room();
@@ -104,12 +105,14 @@ class Head {
   }
 
  private:
-  // (1) Blocks sealed in this step turn from open blocks into residents where they are.
+  // (1) Blocks below `candidates` that are open were sealed in this step: they turn into residents where they are.
   void seal() {
-    for (int32_t block = item_.sealed_begin; block < item_.candidates; ++block) {
+    for (int32_t block = item_.candidates - 1; block >= 0; --block) {
       const int32_t slot = map_.slot_of_block[block];
-      OASIS_CHECK(slot >= 0 && map_.last_predicted[slot] == HeadMap::kOpen, "block {} is sealed but was not open",
-                  block);
+      if (slot < 0 || map_.last_predicted[slot] != HeadMap::kOpen) {
+        OASIS_CHECK(block < item_.sealed_begin, "block {} is sealed but was not open", block);
+        return;
+      }
       map_.last_predicted[slot] = item_.step;
     }
   }

@@ -7,9 +7,9 @@ namespace oasis::kernels {
 namespace {
 
 void join_sealed(RefHead& head, const RefStep& step) {
-  for (int32_t block = step.sealed_begin; block < step.candidates; ++block) {
-    head.open.erase(block);
-    head.residents[block] = step.t;
+  while (!head.open.empty() && *head.open.begin() < step.candidates) {
+    head.residents[*head.open.begin()] = step.t;
+    head.open.erase(head.open.begin());
   }
 }
 
@@ -101,7 +101,6 @@ RefOutcome select_ref(RefHead& head, const RefStep& step) {
 
 RefOutcome demand_ref(RefHead& head, const RefStep& step) {
   RefOutcome out;
-  join_sealed(head, step);
   const std::set<int32_t> t(step.p.begin(), step.p.end());
   for (const int32_t block : step.p) {
     if (head.open.contains(block)) continue;

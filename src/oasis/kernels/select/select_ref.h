@@ -20,7 +20,6 @@ struct RefStep {
   int32_t r = 0;
   int32_t k = 0;
   int32_t candidates = 0;
-  int32_t sealed_begin = 0;
   int32_t open_end = 0;
   int32_t cap = 0;
   double threshold = -1e300;

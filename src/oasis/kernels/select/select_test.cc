@@ -222,7 +222,6 @@ class Sequence {
     step_.r = shape_.r;
     step_.k = shape_.k;
     step_.candidates = candidates_;
-    step_.sealed_begin = sealed_begin_;
     step_.open_end = open_end();
     step_.cap = shape_.policy == Policy::kBounded ? shape_.max_cap * advanced : shape_.k;
     step_.wait_for_absent = shape_.policy == Policy::kExact;
@@ -258,8 +257,9 @@ class Sequence {
     prefetch_ = step_;
     auto order = ranking(candidates_);
     std::shuffle(order.begin(), order.end(), random_);
+    // Blocks sealed in this step may be among them, and others that are open.
     order.resize(static_cast<size_t>(std::min<int32_t>(static_cast<int32_t>(order.size()), pick(0, shape_.r))));
-    if (static_cast<int32_t>(order.size()) < shape_.r && pick(0, 1)) order.push_back(candidates_);  // an open block
+    if (static_cast<int32_t>(order.size()) < shape_.r && pick(0, 1)) order.push_back(candidates_);
     step_.p = order;
     call.predict(item, step_.p, {});
     return true;
@@ -267,8 +267,6 @@ class Sequence {
 
   void to_prefetch(Call& call, size_t item) {
     step_ = prefetch_;
-    step_.sealed_begin = candidates_;
-    call.items[item].sealed_begin = candidates_;
     call.predict(item, step_.p, step_.scores);
   }
 
@@ -610,6 +608,18 @@ TEST_F(SelectOneHead, DemandBringsInAllOfItWithoutACapAndLeavesOpenBlocksAlone) 
   EXPECT_EQ(map_.read().open, (std::set<int32_t>{8}));
 }
 
+TEST_F(SelectOneHead, ABlockSealedNowSurvivesTheDemandAndJoinsAtSelect) {
+  item().candidates = 9;  // block 8 is sealed in this step; its rows still read it, and T fills R
+  item().open_end = 10;
+  call_.predict(0, {7, 6, 5}, {});
+  demand_cpu(device(1).foreground(), call_.params());
+  EXPECT_EQ(residents(), (Blocks{5, 6, 7}));
+  EXPECT_EQ(map_.slot_of_block[8], 3);
+  select({7, 8, 6});
+  EXPECT_EQ(residents(), (Blocks{6, 7, 8}));
+  EXPECT_TRUE(call_.admitted(0).empty());
+}
+
 using SelectDeath = SelectOneHead;
 TEST_F(SelectDeath, MorePredictedThanMayBeResidentIsABrokenInvariant) {
   EXPECT_DEATH(select({4, 5, 6, 7}), "only 3 may be resident");
@@ -617,6 +627,9 @@ TEST_F(SelectDeath, MorePredictedThanMayBeResidentIsABrokenInvariant) {
 TEST_F(SelectDeath, ABlockSealedButNeverOpenIsABrokenInvariant) {
   item().sealed_begin = 7;
   EXPECT_DEATH(select({0}), "block 7 is sealed but was not open");
+}
+TEST_F(SelectDeath, AnOpenBlockInThePredictionIsABrokenInvariant) {
+  EXPECT_DEATH(select({0, 8}), "an open block is predicted");
 }
 TEST_F(SelectDeath, TooFewSlotsIsABrokenInvariant) {
   item().open_end = 12;
