@@ -103,6 +103,12 @@ OASIS_VEC8 F8 exp2_8(const F8& x) {
   return select8(x <= low, splat8(0.0f), r);
 }
 
+OASIS_VEC8 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+OASIS_VEC8 void fill(float* begin, float* end, float value) {
+  for (; begin < end; ++begin) *begin = value;
+}
+
 #undef OASIS_VEC8
 
 }  // namespace

@@ -22,7 +22,7 @@ std::vector<Case> cases() {
   for (int32_t i = 0; i < 200; ++i) many.push_back(i % 11 == 5 ? -1 : i);
   return {{"two rows", 16, 64, 3, {37, 38}},
           {"across a block's border", 16, 80, 2, {15, 16, 17}},
-          {"a masked row", 32, 128, 2, {70, -1}},
+          {"a masked row", 32, 128, 2, {69, -1, 70}},
           {"strided pool", 16, 64, 3, {31, 32}, true},
           {"many rows", 64, 128, 8, many}};
 }
@@ -32,7 +32,7 @@ TEST(Append, WritesOneTokenOfOneSlotAHeadAndNothingElse) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(c.name);
     const auto rows = static_cast<int64_t>(c.positions.size());
-    const int64_t row_bytes = c.head_dim * 2, pages = rows * c.kv_heads;
+    const int64_t row_bytes = c.head_dim * 2, pages = c.positions.back() / c.block_size + 3;
     AppendParams p{.block_size = c.block_size, .head_dim = c.head_dim, .kv_heads = c.kv_heads, .rows = rows};
     p.pool = {.page_stride = c.kv_heads * c.block_size * 2 * row_bytes,
               .head_stride = c.block_size * 2 * row_bytes,
@@ -44,7 +44,9 @@ TEST(Append, WritesOneTokenOfOneSlotAHeadAndNothingElse) {
       p.pool.v_offset = c.kv_heads * row_bytes;
     }
     std::vector<int32_t> page_of;
-    for (int64_t i = 0; i < pages; ++i) page_of.push_back(static_cast<int32_t>((i * 7 + 3) % pages));
+    for (const int32_t position : c.positions)
+      for (int64_t h = 0; h < c.kv_heads; ++h)
+        page_of.push_back(position < 0 ? -1 : static_cast<int32_t>((position / c.block_size + 2 * h + 1) % pages));
     std::mt19937 random(5);
     std::normal_distribution<float> normal(0, 10);
     p.k_stride = c.kv_heads * c.head_dim + 1;

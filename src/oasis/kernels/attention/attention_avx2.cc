@@ -2,6 +2,6 @@
 
 namespace oasis::kernels {
 
-const AttentionLevel kAttentionAvx2{packed_bytes, tile_bytes, pack, attend};
+const AttentionLevel kAttentionAvx2{packed_bytes, tile_bytes, pack, attend, merge};
 
 }  // namespace oasis::kernels

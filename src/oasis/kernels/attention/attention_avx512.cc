@@ -137,6 +137,7 @@ void softmax(float* scores, int64_t n, float& max_out, float& sum_out) {
     sum = _mm512_add_ps(sum, w);
   }
   sum_out = _mm512_reduce_add_ps(sum);
+  if (sum_out != sum_out) max_out = sum_out;  // a maximum may have lost a NaN
 }
 
 // acc[m] += sum over `count` keys of weights[m][i] * values[i], for 32 * kChunks elements (fewer in the last chunk, by
@@ -228,8 +229,32 @@ void attend(const AttentionSplit& s) {
   for (int64_t m = 0; m < queries; ++m) interleave(s.acc + m * s.acc_stride, s.head_dim);
 }
 
+void merge(const AttentionMerge& m) {
+  float max = -kInfinity, sum = 0;
+  for (int64_t s = 0; s < m.splits; ++s) max = m.max[s * m.step] > max ? m.max[s * m.step] : max;
+  if (max == -kInfinity) max = 0;
+  for (int64_t s = 0; s < m.splits; ++s) {
+    float& weight = m.max[s * m.step];
+    weight = _mm512_cvtss_f32(exp2_16(_mm512_set1_ps(weight - max)));
+    sum += weight * m.sum[s * m.step];
+  }
+  const __m512 inverse = _mm512_set1_ps(sum == 0 ? 0 : 1 / sum);  // no key seen: zeros
+  for (int64_t j = 0; j < m.head_dim; j += 32) {
+    const __mmask16 second = m.head_dim - j >= 32 ? 0xffff : 0;
+    __m512 a = _mm512_setzero_ps(), b = a;
+    for (int64_t s = 0; s < m.splits; ++s) {
+      const __m512 weight = _mm512_set1_ps(m.max[s * m.step]);
+      const float* acc = m.acc + s * m.step * m.acc_stride + j;
+      a = _mm512_fmadd_ps(weight, _mm512_load_ps(acc), a);
+      b = _mm512_fmadd_ps(weight, _mm512_load_ps(acc + 16), b);
+    }
+    _mm512_storeu_ps(m.out + j, _mm512_mul_ps(a, inverse));
+    _mm512_mask_storeu_ps(m.out + j + 16, second, _mm512_mul_ps(b, inverse));
+  }
+}
+
 }  // namespace
 
-const AttentionLevel kAttentionAvx512{packed_bytes, tile_bytes, pack, attend};
+const AttentionLevel kAttentionAvx512{packed_bytes, tile_bytes, pack, attend, merge};
 
 }  // namespace oasis::kernels

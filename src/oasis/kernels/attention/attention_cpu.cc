@@ -14,7 +14,7 @@
 namespace oasis::kernels {
 namespace {
 
-constexpr AttentionLevel kAttentionPortable{packed_bytes, tile_bytes, pack, attend};
+constexpr AttentionLevel kAttentionPortable{packed_bytes, tile_bytes, pack, attend, merge};
 
 const AttentionLevel& level() {
   switch (cpu_level()) {
@@ -155,27 +155,8 @@ void attend_item(const AttentionParams& p, const Plan& plan, const AttentionLeve
   }
 }
 
-// One query of one list: its splits' partial sums are `queries` apart, from query `first` on.
-void merge_query(const Partials& partials, int64_t first, int64_t queries, int64_t splits, int64_t head_dim,
-                 float* out) {
-  float max = -std::numeric_limits<float>::infinity();
-  for (int64_t s = 0; s < splits; ++s) max = std::max(max, partials.max[first + s * queries]);
-  std::memset(out, 0, sizeof(float) * head_dim);
-  float sum = 0;
-  for (int64_t s = 0; s < splits; ++s) {
-    const int64_t m = first + s * queries;
-    if (partials.max[m] == -std::numeric_limits<float>::infinity()) continue;
-    const float weight = exp2_8(splat8(partials.max[m] - max))[0];
-    sum += weight * partials.sum[m];
-    const float* acc = partials.acc + m * partials.acc_stride;
-    for (int64_t j = 0; j < head_dim; j += 8) store8(out + j, load8(out + j) + splat8(weight) * load8(acc + j));
-  }
-  if (sum == 0) return;
-  const float inverse = 1 / sum;
-  for (int64_t j = 0; j < head_dim; ++j) out[j] *= inverse;
-}
-
-void merge_list(const AttentionParams& p, const Plan& plan, const Partials& partials, int64_t list) {
+void merge_list(const AttentionParams& p, const Plan& plan, const AttentionLevel& level, const Partials& partials,
+                int64_t list) {
   const int64_t group = list / p.kv_heads, head = list % p.kv_heads;
   const int64_t first_row = plan.group_begin[group], rows = plan.group_begin[group + 1] - first_row;
   const int64_t split_begin = plan.list_splits[list], splits = plan.list_splits[list + 1] - split_begin;
@@ -183,7 +164,14 @@ void merge_list(const AttentionParams& p, const Plan& plan, const Partials& part
   for (int64_t m = 0; m < rows * p.q_per_kv; ++m) {
     float* out = p.out + plan.rows[first_row + m / p.q_per_kv] * p.out_stride +
                  (head * p.q_per_kv + m % p.q_per_kv) * p.head_dim;
-    merge_query(partials, first_query + m, rows * p.q_per_kv, splits, p.head_dim, out);
+    level.merge({.splits = splits,
+                 .step = rows * p.q_per_kv,
+                 .max = partials.max + first_query + m,
+                 .sum = partials.sum + first_query + m,
+                 .acc = partials.acc + (first_query + m) * partials.acc_stride,
+                 .acc_stride = partials.acc_stride,
+                 .head_dim = p.head_dim,
+                 .out = out});
   }
 }
 
@@ -222,9 +210,9 @@ void attention_cpu(Stream& stream, const AttentionParams& p) {
   constexpr int64_t kMergeInline = 32768;  // floats: fewer are merged before a sleeping thread has woken
   const int64_t lists = p.groups * p.kv_heads;
   if (made.queries * partials.acc_stride < kMergeInline) {
-    for (int64_t list = 0; list < lists; ++list) merge_list(p, made, partials, list);
+    for (int64_t list = 0; list < lists; ++list) merge_list(p, made, instructions, partials, list);
   } else {
-    stream.pool().run(lists, [&](int64_t list, int) { merge_list(p, made, partials, list); });
+    stream.pool().run(lists, [&](int64_t list, int) { merge_list(p, made, instructions, partials, list); });
   }
   clear_masked_rows(p);
 }

@@ -38,12 +38,25 @@ struct AttentionSplit {
   int64_t acc_stride = 0;
 };
 
+// The partial sums of one query over the splits of its list, `step` queries apart.
+struct AttentionMerge {
+  int64_t splits = 0;
+  int64_t step = 0;
+  float* max = nullptr;  // overwritten
+  const float* sum = nullptr;
+  const float* acc = nullptr;
+  int64_t acc_stride = 0;
+  int64_t head_dim = 0;
+  float* out = nullptr;  // [head_dim]
+};
+
 // All scratch is aligned to 64 bytes.
 struct AttentionLevel {
   int64_t (*packed_bytes)(int64_t head_dim);  // a multiple of 64
   int64_t (*tile_bytes)(int64_t head_dim);
   void (*pack)(const float* q, float scale, int64_t head_dim, std::byte* packed);
   void (*attend)(const AttentionSplit&);
+  void (*merge)(const AttentionMerge&);
 };
 
 extern const AttentionLevel kAttentionAvx2;

@@ -67,7 +67,7 @@ std::vector<Case> cases() {
 // A case's memory. Pages that no list names, and tokens past the last position of a list's group, hold NaN.
 class Problem {
  public:
-  explicit Problem(const Case& c, uint32_t seed = 1, int64_t page_shuffle = 7) : case_(c) {
+  explicit Problem(const Case& c, int64_t page_shuffle = 7) : case_(c) {
     const int64_t d = c.head_dim, row_bytes = d * 2;
     int64_t lists = static_cast<int64_t>(c.groups.size()) * c.kv_heads, longest = 1, rows = 0, listed = 0;
     row_begin.push_back(0);
@@ -109,17 +109,18 @@ class Problem {
         for (int64_t h = 0; h < c.kv_heads; ++h) {
           const int64_t page = (next + page_shuffle * (h + 1)) % listed * 2 + 1;
           entries[(g * c.kv_heads + h) * longest + e] = {group.blocks[e], static_cast<int32_t>(page)};
-          std::mt19937 random(seed + 1000 * group.blocks[e] + 77 * h + 13 * static_cast<uint32_t>(g));
-          std::normal_distribution<float> normal;
+          std::mt19937 random(1000 * group.blocks[e] + 77 * h + 13 * static_cast<uint32_t>(g));
+          // Uniform of variance 1, which is cheap to draw.
+          const auto draw = [&] { return to_bf16((static_cast<float>(random() >> 8) * 0x1p-24f - 0.5f) * 3.4641f); };
           for (int64_t i = 0; i < c.block_size && group.blocks[e] * c.block_size + i <= last; ++i) {
             auto* k = reinterpret_cast<bf16*>(params.pool.k(page, h, i));
             auto* v = reinterpret_cast<bf16*>(params.pool.v(page, h, i));
-            for (int64_t j = 0; j < d; ++j) k[j] = to_bf16(normal(random)), v[j] = to_bf16(normal(random));
+            for (int64_t j = 0; j < d; ++j) k[j] = draw(), v[j] = draw();
           }
         }
       }
     }
-    std::mt19937 random(seed);
+    std::mt19937 random(1);
     std::normal_distribution<float> normal(0, c.logit_spread);
     params.q_stride = c.kv_heads * c.q_per_kv * d + 3;
     params.out_stride = c.kv_heads * c.q_per_kv * d + 5;
@@ -196,6 +197,71 @@ TEST_P(AttentionAtLevel, EqualsSoftmaxAttentionInFp64) {
     }
     EXPECT_LT(std::sqrt(squares / static_cast<double>(got.size())), tolerance * c.logit_spread / 5);
   }
+}
+
+TEST_P(AttentionAtLevel, GivesZerosToMaskedRowsAndToRowsThatSeeNoKey) {
+  Problem problem({"", 16, 64, 1, 2, {{{5, -1, 40}, {1, 2}}, {{7}, {}}}});
+  const std::vector<float> got = problem.result();
+  const std::vector<float> zeros(128, 0.0f);
+  EXPECT_EQ(std::vector<float>(got.begin(), got.begin() + 128), zeros);
+  EXPECT_EQ(std::vector<float>(got.begin() + 128, got.begin() + 256), zeros);
+  EXPECT_NE(std::vector<float>(got.begin() + 256, got.begin() + 384), zeros);
+  EXPECT_EQ(std::vector<float>(got.begin() + 384, got.end()), zeros);
+}
+
+TEST_P(AttentionAtLevel, DoesNotDependOnTheNumberOfThreadsOrOnPages) {
+  for (const Case& c : {Case{"splits with gaps", 16, 64, 2, 4, {{{3000, 3001}, range(1, 188, 3)}}},
+                        Case{"a batch", 32, 80, 2, 2, {{{17}, {0}}, {{1400, 1401}, range(0, 44)}, {{90}, {0, 2}}}}}) {
+    SCOPED_TRACE(c.name);
+    Problem problem(c);
+    const std::vector<float> one = problem.result(1);
+    EXPECT_EQ(problem.result(2), one);
+    EXPECT_EQ(problem.result(5), one);
+    EXPECT_EQ(Problem(c, 2).result(2), one);
+  }
+}
+
+TEST_P(AttentionAtLevel, OfARowDoesNotDependOnTheRowsBesideIt) {
+  for (int64_t q_per_kv : {1, 3, 8}) {
+    const Case together{"", 16, 80, 2, q_per_kv, {{range(505, 522), range(0, 33)}}};
+    Problem problem(together);
+    const std::vector<float> all = problem.result();
+    const int64_t n = 2 * q_per_kv * 80;
+    for (int32_t r = 0; r < 17; ++r) {
+      Problem alone(together);
+      // Blocks past the row may be listed or not.
+      if (r % 2 == 0)
+        for (int32_t& count : alone.entry_count) count = (505 + r) / 16 + 1;
+      alone.positions = {505 + r};
+      alone.row_begin = {0, 1};
+      alone.q.erase(alone.q.begin(), alone.q.begin() + r * alone.params.q_stride);
+      alone.bind();
+      EXPECT_EQ(alone.result(), std::vector<float>(all.begin() + r * n, all.begin() + (r + 1) * n)) << "row " << r;
+    }
+  }
+}
+
+TEST_P(AttentionAtLevel, OfARowIsUntouchedByNanThatOnlyLaterRowsSee) {
+  const Case c{"", 16, 64, 1, 3, {{{35, 36, 37}, range(0, 3)}}};
+  Problem clean(c), poisoned(c);
+  const int32_t page = poisoned.entries[2].page;
+  for (std::byte* row : {poisoned.params.pool.k(page, 0, 36 % 16), poisoned.params.pool.v(page, 0, 36 % 16)})
+    std::fill_n(reinterpret_cast<bf16*>(row), 64, bf16{0x7fc0});
+  const std::vector<float> want = clean.result(), got = poisoned.result();
+  EXPECT_EQ(std::vector<float>(got.begin(), got.begin() + 192), std::vector<float>(want.begin(), want.begin() + 192));
+  EXPECT_TRUE(std::isnan(got[192]));
+}
+
+TEST_P(AttentionAtLevel, ShowsNanThatTheRowDoesSee) {
+  Problem problem({"", 16, 64, 1, 1, {{{0}, range(0, 40)}}});
+  std::fill_n(reinterpret_cast<bf16*>(problem.params.pool.k(problem.entries[0].page, 0, 0)), 64, bf16{0x7fc0});
+  for (const float x : problem.result()) EXPECT_TRUE(std::isnan(x));
+}
+
+TEST_P(AttentionAtLevel, RefusesFp8Slots) {
+  Problem problem(cases()[1]);
+  problem.params.pool.type = KvType::kFp8E4M3;
+  EXPECT_DEATH(problem.result(), "attention reads bf16 slots");
 }
 
 INSTANTIATE_TEST_SUITE_P(Levels, AttentionAtLevel,

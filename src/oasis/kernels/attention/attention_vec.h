@@ -1,9 +1,7 @@
 // The split kernel in eight-float vectors and fp32 arithmetic, compiled once an instruction set.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "oasis/kernels/attention/attention_split.h"
 #include "oasis/kernels/vec8.h"
@@ -12,6 +10,7 @@ namespace oasis::kernels {
 namespace {
 
 constexpr int64_t kTileKeys = 16;  // a block is a whole number of tiles
+constexpr float kInfinity = __builtin_inff();
 
 int64_t packed_bytes(int64_t head_dim) { return (head_dim * 4 + 63) / 64 * 64; }
 int64_t tile_bytes(int64_t head_dim) { return kTileKeys * head_dim * 4; }
@@ -58,16 +57,17 @@ void add_values(const float* weights, const float* values, int64_t count, int64_
 
 // Keys of the block that a row at `position` sees.
 int64_t visible(int64_t block, int64_t block_size, int64_t position) {
-  return std::clamp<int64_t>(position - block * block_size + 1, 0, block_size);
+  const int64_t seen = position - block * block_size + 1;
+  return seen < 0 ? 0 : least(seen, block_size);
 }
 
 // Turns one query's logits into weights; n is a multiple of 16.
 void softmax(float* scores, int64_t n, float& max_out, float& sum_out) {
-  F8 m = splat8(-std::numeric_limits<float>::infinity());
+  F8 m = splat8(-kInfinity);
   for (int64_t i = 0; i < n; i += 8) m = max8(m, load8(scores + i));
   max_out = max8(m);
   // Keys that are masked have logit -infinity: a query without any visible key needs a finite subtrahend.
-  const float base = std::max(max_out, -std::numeric_limits<float>::max());
+  const float base = max_out == -kInfinity ? 0.0f : max_out;
   F8 sum[2] = {};
   for (int64_t i = 0; i < n; i += 16) {
     for (int64_t c = 0; c < 2; ++c) {
@@ -77,6 +77,7 @@ void softmax(float* scores, int64_t n, float& max_out, float& sum_out) {
     }
   }
   sum_out = sum8(sum[0] + sum[1]);
+  if (sum_out != sum_out) max_out = sum_out;  // a maximum may have lost a NaN
 }
 
 void attend(const AttentionSplit& s) {
@@ -100,8 +101,7 @@ void attend(const AttentionSplit& s) {
     float* scores = s.scores + m * n;
     for (int64_t e = s.full_count; e < s.entry_count; ++e) {
       const int64_t seen = visible(s.entries[e].block, s.block_size, s.positions[m / s.q_per_kv]);
-      std::fill(scores + e * s.block_size + seen, scores + (e + 1) * s.block_size,
-                -std::numeric_limits<float>::infinity());
+      fill(scores + e * s.block_size + seen, scores + (e + 1) * s.block_size, -kInfinity);
     }
     softmax(scores, n, s.max[m], s.sum[m]);
     std::memset(s.acc + m * s.acc_stride, 0, sizeof(float) * d);
@@ -114,7 +114,7 @@ void attend(const AttentionSplit& s) {
       for (int64_t m = 0; m < queries; ++m) {
         const int64_t seen =
             e < s.full_count ? s.block_size : visible(s.entries[e].block, s.block_size, s.positions[m / s.q_per_kv]);
-        const int64_t count = std::clamp<int64_t>(seen - t, 0, kTileKeys);
+        const int64_t count = seen < t ? 0 : least(seen - t, kTileKeys);
         if (count > widened) {
           widen(values + (t + widened) * s.token_stride, s.token_stride, count - widened, d, tile + widened * d);
           widened = count;
@@ -122,6 +122,26 @@ void attend(const AttentionSplit& s) {
         add_values(s.scores + m * n + e * s.block_size + t, tile, count, d, s.acc + m * s.acc_stride);
       }
     }
+  }
+}
+
+void merge(const AttentionMerge& m) {
+  float max = -kInfinity, sum = 0;
+  for (int64_t s = 0; s < m.splits; ++s) max = m.max[s * m.step] > max ? m.max[s * m.step] : max;
+  if (max == -kInfinity) max = 0;
+  for (int64_t s = 0; s < m.splits; ++s) {
+    float& weight = m.max[s * m.step];
+    weight = exp2_8(splat8(weight - max))[0];
+    sum += weight * m.sum[s * m.step];
+  }
+  const F8 inverse = splat8(sum == 0 ? 0 : 1 / sum);  // no key seen: zeros
+  for (int64_t j = 0; j < m.head_dim; j += 16) {
+    F8 out[2] = {};
+    for (int64_t s = 0; s < m.splits; ++s) {
+      const F8 weight = splat8(m.max[s * m.step]);
+      for (int64_t c = 0; c < 2; ++c) out[c] += weight * load8(m.acc + s * m.step * m.acc_stride + j + 8 * c);
+    }
+    for (int64_t c = 0; c < 2; ++c) store8(m.out + j + 8 * c, out[c] * inverse);
   }
 }
 

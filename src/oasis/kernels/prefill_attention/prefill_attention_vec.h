@@ -1,10 +1,7 @@
 // Prefill attention in eight-float vectors and fp32 arithmetic, compiled once an instruction set.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "oasis/kernels/prefill_attention/prefill_attention_task.h"
 #include "oasis/kernels/vec8.h"
@@ -14,7 +11,7 @@ namespace {
 
 constexpr int64_t kKeys = kPrefillKeyTile;
 constexpr int64_t kMicroRows = 4;  // queries that share the loads of a key or value
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kInfinity = __builtin_inff();
 
 // Where the parts of the scratch lie. Queries are padded to a multiple of kMicroRows.
 struct Tiles {
@@ -108,7 +105,7 @@ void add_values(const Tiles& t, int64_t n, int64_t d, float* acc) {
 // One query's logits of a tile become weights; its sums so far are brought to the new maximum. Keys in [seen, n) are
 // masked, n is a multiple of 16.
 void softmax_tile(float* scores, int64_t seen, int64_t n, int64_t d, float& max, float& sum, float* acc) {
-  std::fill(scores + seen, scores + n, -kInfinity);
+  fill(scores + seen, scores + n, -kInfinity);
   F8 m = splat8(max);
   for (int64_t i = 0; i < n; i += 8) m = max8(m, load8(scores + i));
   const float highest = max8(m);
@@ -132,27 +129,27 @@ void softmax_tile(float* scores, int64_t seen, int64_t n, int64_t d, float& max,
 void attend(const PrefillTask& p) {
   const int64_t d = p.head_dim, queries = p.rows * p.q_per_kv;
   const Tiles t = lay_out(p.scratch, queries, d);
-  const float scale = 1.44269504f / std::sqrt(static_cast<float>(d));  // base-2 logits
+  const float scale = 1.44269504f / __builtin_sqrtf(static_cast<float>(d));  // base-2 logits
   std::memset(t.q, 0, sizeof(float) * padded(queries) * d);
   for (int64_t m = 0; m < queries; ++m) {
     const float* q = p.q + m / p.q_per_kv * p.q_stride + m % p.q_per_kv * d;
     for (int64_t j = 0; j < d; ++j) t.q[m * d + j] = q[j] * scale;
   }
   std::memset(t.acc, 0, sizeof(float) * padded(queries) * d);
-  std::fill(t.max, t.max + padded(queries), -kInfinity);
-  std::fill(t.sum, t.sum + padded(queries), 0.0f);
+  fill(t.max, t.max + padded(queries), -kInfinity);
+  fill(t.sum, t.sum + padded(queries), 0.0f);
 
   const int64_t end = p.first_position + p.rows;  // keys that the last row sees
   for (int64_t first = 0; first < end; first += kKeys) {
-    fill_tiles(p.k + first * d, p.v + first * d, std::min(kKeys, end - first), d, t);
+    fill_tiles(p.k + first * d, p.v + first * d, least(kKeys, end - first), d, t);
     for (int64_t m = 0; m < queries; m += kMicroRows) {
-      const int64_t last_row = std::min(queries - 1, m + kMicroRows - 1) / p.q_per_kv;
-      const int64_t n = (std::min(kKeys, p.first_position + last_row + 1 - first) + 15) / 16 * 16;
+      const int64_t last_row = least(queries - 1, m + kMicroRows - 1) / p.q_per_kv;
+      const int64_t n = (least(kKeys, p.first_position + last_row + 1 - first) + 15) / 16 * 16;
       if (n <= 0) continue;
       multiply_keys(t.q + m * d, t, n, d);
       for (int64_t r = 0; r < kMicroRows; ++r) {
-        const int64_t row = std::min(m + r, queries - 1) / p.q_per_kv;  // of padding: any
-        const int64_t seen = std::clamp<int64_t>(p.first_position + row + 1 - first, 0, n);
+        const int64_t row = least(m + r, queries - 1) / p.q_per_kv;  // of padding: any
+        const int64_t keys = p.first_position + row + 1 - first, seen = keys < 0 ? 0 : least(keys, n);
         softmax_tile(t.scores + r * kKeys, seen, n, d, t.max[m + r], t.sum[m + r], t.acc + (m + r) * d);
       }
       add_values(t, n, d, t.acc + m * d);

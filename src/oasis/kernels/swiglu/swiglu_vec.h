@@ -1,7 +1,6 @@
 // The body of swiglu, compiled once an instruction set.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "oasis/kernels/vec8.h"
