@@ -243,8 +243,7 @@ Value slice(const Value& value, const Value& start, const Value& stop, const Val
     }
     return Value::string(std::move(out));
   }
-  if (value.is(Kind::kUndefined)) fail("{} cannot be sliced", describe(value));
-  return Value::undefined("a slice of " + std::string(type_name(value)));
+  fail("{} cannot be sliced", describe(value));
 }
 
 }  // namespace oasis::text::jinja

@@ -55,7 +55,7 @@ constexpr Test kTests[] = {
     {">", holds<Comparison::kGreater>},
     {">=", holds<Comparison::kGreaterEqual>},
     {"boolean", is_kind<Kind::kBool>},
-    {"callable", is_kind<Kind::kMacro, Kind::kFunction, Kind::kMethod>},
+    {"callable", is_kind<Kind::kUndefined, Kind::kMacro, Kind::kFunction, Kind::kMethod>},
     {"defined", is_defined},
     {"divisibleby", is_divisible},
     {"eq", holds<Comparison::kEqual>},
