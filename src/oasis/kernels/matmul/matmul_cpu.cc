@@ -55,6 +55,11 @@ class Scratch {
   size_t bytes_ = 0;
 };
 
+std::byte* tile_scratch() {
+  thread_local Scratch scratch;
+  return scratch.at_least(matmul::kTileScratchBytes);
+}
+
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 bool is_quantized(DType type) { return info(type).block_elements > 1; }
@@ -64,7 +69,7 @@ PackedX pack(ThreadPool& pool, const Level& level, const float* x, int64_t x_str
              bool quantize, bool round) {
   PackedX packed{.rows = rows, .cols = cols, .x = x, .x_stride = x_stride};
   packed.block_stride = round_up((cols + kBlock - 1) / kBlock, kBlockPadding);
-  packed.bits_stride = round_up(cols, kBlock);
+  packed.bits_stride = round_up(cols, kBlock) + kBlock;  // no multiple of 4,096 bytes: rows would share cache sets
   const int64_t blocks = rows * packed.block_stride;
   const int64_t bytes = (quantize ? blocks * (kBlock + 4 * 4) : 0) + (round ? rows * packed.bits_stride * 2 : 0);
   if (bytes == 0) return packed;
@@ -114,8 +119,14 @@ void direct(ThreadPool& pool, const Level& level, const MatmulParams& params) {
         continue;
       }
       const int64_t first = item * rows;
-      level.direct(
-          {&x, part.w, first, std::min(rows, part.w.rows - first), part.y + first, part.y_stride, params.accumulate});
+      level.direct({.x = &x,
+                    .w = part.w,
+                    .first = first,
+                    .count = std::min(rows, part.w.rows - first),
+                    .y = part.y + first,
+                    .y_stride = part.y_stride,
+                    .accumulate = params.accumulate,
+                    .scratch = tile_scratch()});
       return;
     }
   });
@@ -131,7 +142,6 @@ void tiles(ThreadPool& pool, const Level& level, const MatmulParams& params, int
   const int64_t chunk = std::max<int64_t>(round_up((rows + wanted - 1) / wanted, 14), 112);
   const int64_t chunks = (rows + chunk - 1) / chunk;
   pool.run(tiles * chunks, [&](int64_t item, int) {
-    thread_local Scratch scratch;
     const int64_t row = item % chunks * chunk;
     int64_t tile = item / chunks;
     for (const MatmulPart& part : params.parts) {
@@ -150,7 +160,7 @@ void tiles(ThreadPool& pool, const Level& level, const MatmulParams& params, int
                   .y = part.y + first_row * part.y_stride + first,
                   .y_stride = part.y_stride,
                   .accumulate = params.accumulate,
-                  .scratch = scratch.at_least(matmul::kTileScratchBytes)});
+                  .scratch = tile_scratch()});
       return;
     }
   });

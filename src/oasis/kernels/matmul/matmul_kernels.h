@@ -24,7 +24,7 @@ struct PackedX {
   int8_t* q = nullptr;       // [rows, block_stride, 32], the order within 128 values is the instruction set's own
   float* scale = nullptr;    // [rows, block_stride], x = scale * q
   float* sum = nullptr;      // [rows, 3, block_stride], scale * the sum of the first 16 q, the last 16, and all
-  bf16* bits = nullptr;      // [rows, bits_stride], padded with zeros to an even number
+  bf16* bits = nullptr;      // [rows, bits_stride], zero past cols
   int64_t bits_stride = 0;
 };
 
@@ -36,6 +36,7 @@ struct DirectJob {
   float* y;  // [rows, y_stride]
   int64_t y_stride;
   bool accumulate;
+  std::byte* scratch;  // kTileScratchBytes, aligned to 64
 };
 
 // The same for rows [first_row, first_row + rows) of x, through unpacked weights.

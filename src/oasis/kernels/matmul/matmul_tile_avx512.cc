@@ -126,25 +126,26 @@ constexpr PanelBlock kPanelBlocks[kBlockRows + 1] = {nullptr,         panel_bloc
 void fill_panels(const TileJob& job, int64_t k0, int64_t depth, std::byte* panels, bf16* rows) {
   const auto unpack = unpacker(job.w.type);
   const int64_t row_bytes = job.w.row_bytes(), padded = (depth + 31) / 32 * 32;
+  const int64_t stride = padded + 32;  // rows at a multiple of 4,096 bytes would share their cache sets
   const auto* w = static_cast<const uint8_t*>(job.w.data) + job.first * row_bytes + bytes_of(job.w.type, k0);
   for (int64_t i0 = 0; i0 < (job.count + kPanel - 1) / kPanel * kPanel; i0 += 16) {
     for (int64_t i = 0; i < 16; ++i) {
       if (i0 + i < job.count) {
-        unpack(w + (i0 + i) * row_bytes, depth, rows + i * padded);
+        unpack(w + (i0 + i) * row_bytes, depth, rows + i * stride);
       } else {
-        std::fill_n(rows + i * padded, padded, bf16{});
+        std::fill_n(rows + i * stride, padded, bf16{});
       }
     }
     std::byte* out = panels + i0 / kPanel * padded * kPanel * 2 + i0 % kPanel * 4;
     for (int64_t k = 0; k < padded; k += 32)
-      transpose_words(reinterpret_cast<std::byte*>(rows + k), padded * 2, out + k / 2 * 128, 128);
+      transpose_words(reinterpret_cast<std::byte*>(rows + k), stride * 2, out + k / 2 * 128, 128);
   }
 }
 
 }  // namespace
 
 void tile_avx512(const TileJob& job) {
-  static_assert((kAvx512TileFeatures + 16) * kTileDepth * 2 <= kTileScratchBytes);
+  static_assert(kAvx512TileFeatures * kTileDepth * 2 + 16 * (kTileDepth + 32) * 2 <= kTileScratchBytes);
   const PackedX& x = *job.x;
   std::byte* panels = job.scratch;
   auto* rows = reinterpret_cast<bf16*>(job.scratch + kAvx512TileFeatures * kTileDepth * 2);
