@@ -16,6 +16,7 @@ export TSAN_OPTIONS := second_deadlock_stack=1:halt_on_error=1
 
 # Rooms whose code runs on several threads at once: what the thread sanitizer is for.
 RACY := device kv lookahead engine
+FUZZERS := $(basename $(notdir $(shell find src -name '*_fuzz.cc')))
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+): .*## */  make \1|/' | column -t -s '|'
@@ -51,7 +52,7 @@ tsan: model deps   ## the tests that can race under the thread sanitizer
 
 fuzz: ci-deps   ## build the fuzz targets and run each for a while (FUZZ_SECONDS=20)
 	cmake --preset fuzz
-	cmake --build --preset fuzz -j $(JOBS)
+	cmake --build --preset fuzz -j $(JOBS) --target $(FUZZERS)
 	tools/fuzz_smoke.sh $(or $(FUZZ_SECONDS),20)
 
 format:         ## format all C++ files in place
