@@ -52,7 +52,7 @@ def declared_deps(root):
 def faults_of_include(path, line, target, deps):
     where = f"{path}:{line}"
     room = room_of(path)
-    if target.endswith("_ref.h") and not re.search(r"_(test|ref|bench)\.(cc|h)$", path.name):
+    if target.endswith("_ref.h") and not re.search(r"(_|^)(test|ref|bench|test_util)\.(cc|h)$", path.name):
         yield f"{where}: {target} is an oracle: only tests and oracles may include it"
     if room is None:
         return
