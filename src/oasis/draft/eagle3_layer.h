@@ -36,6 +36,9 @@ class Eagle3Layer {
   // the rows' draft tokens, as tokens of the target.
   void begin_chain(Stream& stream, std::span<const Row> rows) { load_features(stream, rows); }
   std::span<const int32_t> step_chain(Stream& stream, std::span<const Row> rows, const Eagle3Cache& cache);
+  // Of the last step. [rows, draft_vocab] and [rows, hidden], before the norm unless the head feeds back its norm.
+  const float* logits() const { return logits_; }
+  const float* hidden() const { return feature_; }
 
  private:
   Eagle3Layer() = default;
