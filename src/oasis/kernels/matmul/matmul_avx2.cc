@@ -143,31 +143,43 @@ template <class Format, int kRows>
 INLINE void multiply_stretch(const Stretch& w, int n, const PackedX& x, int64_t row, int64_t b0, __m256* sums) {
   constexpr int kParts = Format::kHalves ? 2 : 1;
   alignas(32) float factors[kRows][kParts][kStretch];
+  __m256 s[kRows][2];  // of even and odd blocks
+#pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
     const float* scale = x.scale + (row + r) * x.block_stride + b0;
     const float* sum = x.sum + ((row + r) * 3 + (Format::kHalves ? 0 : 2)) * x.block_stride + b0;
+    s[r][0] = sums[r];
+    s[r][1] = _mm256_setzero_ps();
     for (int part = 0; part < kParts; ++part) {
       for (int b = 0; b < n; b += 8) {
         const __m256 all = _mm256_loadu_ps(sum + part * x.block_stride + b);
-        sums[r] = _mm256_fmadd_ps(_mm256_load_ps(&w.m[part][b]), all, sums[r]);
+        if (!Format::kSigned) s[r][1] = _mm256_fmadd_ps(_mm256_load_ps(&w.m[part][b]), all, s[r][1]);
         _mm256_store_ps(&factors[r][part][b], _mm256_mul_ps(_mm256_load_ps(&w.d[part][b]), _mm256_loadu_ps(scale + b)));
       }
     }
   }
   const __m256i ones = _mm256_set1_epi16(1);
-  for (int b = 0; b < n; ++b) {
+  const int8_t* q = x.q + (row * x.block_stride + b0) * kBlock;
+  const auto add_block = [&](int b, int parity) {
     const __m256i v = _mm256_load_si256(reinterpret_cast<const __m256i*>(&w.u[b * kBlock]));
     const __m256i u = Format::kSigned ? _mm256_abs_epi8(v) : v;
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      __m256i q = load256(x.q + ((row + r) * x.block_stride + b0 + b) * kBlock);
-      if (Format::kSigned) q = _mm256_sign_epi8(q, v);
-      const __m256 dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(_mm256_maddubs_epi16(u, q), ones));
+      __m256i values = load256(q + (r * x.block_stride + b) * kBlock);
+      if (Format::kSigned) values = _mm256_sign_epi8(values, v);
+      const __m256 dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(_mm256_maddubs_epi16(u, values), ones));
       __m256 factor = _mm256_broadcast_ss(&factors[r][0][b]);
       if (Format::kHalves) factor = _mm256_insertf128_ps(factor, _mm_broadcast_ss(&factors[r][kParts - 1][b]), 1);
-      sums[r] = _mm256_fmadd_ps(dot, factor, sums[r]);
+      s[r][parity] = _mm256_fmadd_ps(dot, factor, s[r][parity]);
     }
+  };
+  int b = 0;
+  for (; b + 2 <= n; b += 2) {
+    add_block(b, 0);
+    add_block(b + 1, 1);
   }
+  if (b < n) add_block(b, 0);
+  for (int r = 0; r < kRows; ++r) sums[r] = _mm256_add_ps(s[r][0], s[r][1]);
 }
 
 template <class Format>
@@ -177,16 +189,15 @@ void direct_quantized(const DirectJob& job) {
   const auto* w = static_cast<const uint8_t*>(job.w.data) + job.first * row_bytes;
   Stretch s;
   for (int64_t i = 0; i < job.count; ++i, w += row_bytes) {
-    __m256 sums[kDirectRows] = {};
+    __m256 sums[kDirectRows];
+    for (int64_t row = 0; row < x.rows; ++row) sums[row] = _mm256_setzero_ps();
     for (int64_t b0 = 0; b0 < blocks; b0 += kStretch) {
       const int n = static_cast<int>(std::min<int64_t>(kStretch, blocks - b0));
       const uint8_t* p = w + b0 / Format::kBlocks * Format::kBytes;
+#pragma GCC unroll 4
       for (int b = 0; b < n; b += Format::kBlocks, p += Format::kBytes)
         Format::unpack(p, s.u + b * kBlock, s.d[0] + b, s.m[0] + b, s.d[1] + b, s.m[1] + b);
-      for (int part = 0; part < 2; ++part) {
-        std::fill(s.d[part] + n, s.d[part] + (n + 7) / 8 * 8, 0.f);
-        std::fill(s.m[part] + n, s.m[part] + (n + 7) / 8 * 8, 0.f);
-      }
+      for (int b = n; b % 8; ++b) s.d[0][b] = s.d[1][b] = s.m[0][b] = s.m[1][b] = 0;
       int64_t row = 0;
       for (; row + 4 <= x.rows; row += 4) multiply_stretch<Format, 4>(s, n, x, row, b0, sums + row);
       for (; row + 2 <= x.rows; row += 2) multiply_stretch<Format, 2>(s, n, x, row, b0, sums + row);
