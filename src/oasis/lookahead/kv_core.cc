@@ -336,7 +336,7 @@ void KvCore::select(int32_t layer) {
     item.resident_limit = c.resident_blocks;
     item.attend_limit = c.attend_blocks;
     item.candidates = candidates;
-    item.sealed_begin = limits.demand ? candidates : s.sealed;  // the demand has let them join already
+    item.sealed_begin = s.sealed;
     item.open_end = open_end(s.position, s.max_blocks);
     item.cap = limits.cap;
     item.margin_threshold = limits.margin_threshold;

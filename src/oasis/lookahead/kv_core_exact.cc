@@ -113,7 +113,7 @@ void KvCore::fetch_demand(int32_t layer) {
           const size_t at_row = row * heads + h;
           for (int32_t j = 0; j < row_top_count_[at_row] && fits; ++j) {
             const int32_t b = row_top_[at_row * static_cast<size_t>(c.attend_blocks) + static_cast<size_t>(j)];
-            if (b >= candidates || std::find(t, t + grown[h], b) != t + grown[h]) continue;
+            if (b >= s.sealed || std::find(t, t + grown[h], b) != t + grown[h]) continue;
             fits = grown[h] < c.resident_blocks;
             if (fits) t[grown[h]++] = b;
           }

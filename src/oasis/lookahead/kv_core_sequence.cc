@@ -438,8 +438,7 @@ void KvCore::become_sparse(int32_t sequence) {
   }
   const auto owned = static_cast<int32_t>(s.page_of_slot.size());
   s.sparse = true;
-  const int32_t next_position =
-      std::exchange(s.position, s.position + 1);  // start_map counts from the last final token
+  ++s.position;  // start_map counts from the last final token
   for (int32_t l = 0; l < config_.shape.layers; ++l) {
     for (int32_t h = 0; h < config_.shape.kv_heads; ++h) {
       const size_t i = at(l, sequence, h);
