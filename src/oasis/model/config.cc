@@ -46,10 +46,14 @@ Status validate(const ModelConfig& config) {
   return validate(config.rope, config.head_dim);
 }
 
-void extend_context(ModelConfig& config) {
-  if (config.rope.scaling != RopeScaling::kYarn) return;
-  const double stretched = static_cast<double>(config.rope.original_context) * config.rope.factor;
-  config.context = std::max(config.context, static_cast<int64_t>(stretched));
+Status complete(ModelConfig& config, const std::string& source) {
+  Status status = validate(config);
+  if (status.ok() && config.rope.scaling == RopeScaling::kYarn) {
+    const double stretched = static_cast<double>(config.rope.original_context) * config.rope.factor;
+    config.context = std::max(config.context, static_cast<int64_t>(stretched));
+    status = validate(config);
+  }
+  return status.ok() ? status : Status(status.code(), fmt::format("'{}': {}", source, status.message()));
 }
 
 }  // namespace oasis::model

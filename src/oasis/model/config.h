@@ -44,8 +44,9 @@ struct ModelConfig {
 // Every size within the range that this engine computes with.
 Status validate(const ModelConfig& config);
 
-// YaRN: many files keep the context from before the stretch. Raises it to factor * original.
-void extend_context(ModelConfig& config);
+// For readers of files: raises the context to what YaRN stretches it to (many files keep the one before), and
+// validates. `source` names the file in errors.
+Status complete(ModelConfig& config, const std::string& source);
 
 // A config.json of Hugging Face's layout (Llama, Qwen3), validated; what it would do without weights. `source` names
 // the text in errors.

@@ -218,10 +218,6 @@ Status read_sizes(const Fields& root, ModelConfig& config) {
   return root.read("tie_word_embeddings", config.tied_embeddings);
 }
 
-Status with_source(const Status& status, const std::string& source) {
-  return {status.code(), fmt::format("'{}': {}", source, status.message())};
-}
-
 }  // namespace
 
 Result<ModelConfig> parse_config_json(std::string_view text, const std::string& source) {
@@ -237,8 +233,7 @@ Result<ModelConfig> parse_config_json(std::string_view text, const std::string& 
   OASIS_RETURN_IF_ERROR(read_rope(root, config, config.context));
   OASIS_RETURN_IF_ERROR(root.read("bos_token_id", config.bos_id));
   OASIS_RETURN_IF_ERROR(root.read("eos_token_id", config.eos_ids));
-  if (Status status = validate(config); !status.ok()) return with_source(status, source);
-  extend_context(config);
+  OASIS_RETURN_IF_ERROR(complete(config, source));
   return config;
 }
 
@@ -263,8 +258,7 @@ Status apply_generation_config(std::string_view text, const std::string& source,
     OASIS_RETURN_IF_ERROR(root.read("top_p", config.top_p));
     OASIS_RETURN_IF_ERROR(root.read("top_k", config.top_k));
   }
-  if (Status status = validate(config); !status.ok()) return with_source(status, source);
-  return {};
+  return complete(config, source);
 }
 
 }  // namespace oasis::model

@@ -161,6 +161,10 @@ TEST(Config, SizesOutOfRangeAreErrorsThatNameValueAndLimit) {
   EXPECT_THAT(with("1e-05", "0"), HasSubstr("rms_eps is 0"));
   EXPECT_THAT(with("131072", "0"), HasSubstr("context length is 0"));
   EXPECT_THAT(with("500000.0", "0"), HasSubstr("theta 0"));
+  EXPECT_THAT(error_of(replaced(
+                  kQwen3, R"("rope_scaling": null)",
+                  R"("rope_scaling": {"type": "yarn", "factor": 1000, "original_max_position_embeddings": 10000000})")),
+              HasSubstr("context length is 10000000000"));
 }
 
 TEST(Config, GroupsOfThreeAndOddHeadCountsAreFine) {

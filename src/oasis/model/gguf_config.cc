@@ -184,9 +184,7 @@ Result<ModelConfig> config_from_gguf(const GgufFile& file) {
   OASIS_RETURN_IF_ERROR(read_tokens(file, keys, config));
   OASIS_RETURN_IF_ERROR(read_sampling(file, keys, config));
   config.tied_embeddings = !file.find("output.weight");
-  if (Status status = validate(config); !status.ok())
-    return Status(status.code(), fmt::format("'{}': {}", file.path(), status.message()));
-  extend_context(config);
+  OASIS_RETURN_IF_ERROR(complete(config, file.path()));
   return config;
 }
 
