@@ -20,6 +20,12 @@ class Timer {
   std::chrono::steady_clock::time_point begin_;
 };
 
+// Finds a block in a list.
+struct BlockOrder {
+  bool operator()(const kernels::ListEntry& a, int32_t b) const { return a.block < b; }
+  bool operator()(int32_t a, const kernels::ListEntry& b) const { return a < b.block; }
+};
+
 }  // namespace
 
 // Blocks below this own a slot after a step at `position`: its own open block and those that the next step's rows can
@@ -230,11 +236,15 @@ void KvCore::measure_agreement(int32_t layer, const float* q) {
       const int32_t n = std::min(c.attend_blocks, predicted_count_[persistent]);
       std::vector<int32_t> sorted(p, p + n);
       std::sort(sorted.begin(), sorted.end());
-      int32_t common = 0;
+      const kernels::ListEntry* list = &list_[persistent * static_cast<size_t>(list_stride_)];
+      int32_t common = 0, covered = 0;
       for (int32_t j = 0; j < top_count_[scratch]; ++j) {
-        common += std::binary_search(sorted.begin(), sorted.end(), top_[scratch * stride + static_cast<size_t>(j)]);
+        const int32_t block = top_[scratch * stride + static_cast<size_t>(j)];
+        common += std::binary_search(sorted.begin(), sorted.end(), block);
+        covered += std::binary_search(list, list + list_count_[persistent], block, BlockOrder{});
       }
       const double agreement = n > 0 ? static_cast<double>(common) / n : 1;
+      stats_.cover_sum += n > 0 ? static_cast<double>(covered) / n : 1;
       stats_.agreement_sum += agreement;
       ++stats_.agreement_count;
       stats_.layer_agreement_sum[static_cast<size_t>(layer)] += agreement;

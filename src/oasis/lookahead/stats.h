@@ -21,8 +21,10 @@ struct CoreStats {
 
   double agreement_sum = 0;  // of |predicted and true| / min(K, candidates), per (layer, KV head, measured step)
   int64_t agreement_count = 0;
+  double cover_sum = 0;                        // of |attended and true| / min(K, candidates), counted like agreement
   std::vector<double> layer_agreement_sum;     // [layers]
   std::vector<int64_t> layer_agreement_count;  // [layers]
+  double cover() const { return agreement_count ? cover_sum / static_cast<double>(agreement_count) : 0; }
   double agreement() const { return agreement_count ? agreement_sum / static_cast<double>(agreement_count) : 0; }
 };
 
