@@ -95,11 +95,11 @@ engine::EngineConfig accepting() {
   return {.attention = engine::Attention::kDense, .draft = "eagle3:" + kHead, .draft_tokens = 4, .accept_drafts = true};
 }
 
-INSTANTIATE_TEST_SUITE_P(Modes, Reference, testing::Values(dense(), sparse(), exact(), accepting()),
-                         [](const auto& info) {
-                           constexpr const char* names[] = {"Dense", "Sparse", "Exact", "AcceptedDrafts"};
-                           return std::string(names[info.index]);
-                         });
+std::string mode_name(const testing::TestParamInfo<engine::EngineConfig>& info) {
+  constexpr const char* names[] = {"Dense", "Sparse", "Exact", "AcceptedDrafts"};
+  return names[info.index];
+}
+INSTANTIATE_TEST_SUITE_P(Modes, Reference, testing::Values(dense(), sparse(), exact(), accepting()), mode_name);
 
 }  // namespace
 }  // namespace oasis
