@@ -9,8 +9,8 @@ namespace oasis::kernels {
 namespace {
 
 constexpr int64_t kTileKeys = 16;  // keys of one vector of logits
-constexpr int64_t kQueriesAtOnce = 8;
-constexpr int64_t kPrefetchDistance = 4;  // half block-heads (a block's keys or its values)
+constexpr int64_t kQueriesAtOnce = 6;
+constexpr int64_t kPrefetchDistance = 3;  // half block-heads (a block's keys or its values)
 // Loops over sums are unrolled by pragma: only so do the sums stay in registers.
 constexpr float kInfinity = __builtin_inff();
 
@@ -64,10 +64,6 @@ template <typename Body>
   for (; end - begin >= kQueriesAtOnce; begin += kQueriesAtOnce)
     body(std::integral_constant<int, kQueriesAtOnce>{}, begin);
   switch (end - begin) {
-    case 7:
-      return body(std::integral_constant<int, 7>{}, begin);
-    case 6:
-      return body(std::integral_constant<int, 6>{}, begin);
     case 5:
       return body(std::integral_constant<int, 5>{}, begin);
     case 4:
@@ -85,19 +81,28 @@ const std::byte* slot(const AttentionSplit& s, int64_t entry) {
   return s.slots + s.entries[entry].page * s.page_stride;
 }
 
-// The split reads the keys of all its entries, then their values, then comes the next split: prefetches what is
-// kPrefetchDistance after step `step` of that order. Into the second level: slots lie scattered, so the hardware's
-// prefetchers do little, and the first level has too few miss buffers to keep memory busy.
-void prefetch_ahead(const AttentionSplit& s, int64_t step) {
-  int64_t entry = step + kPrefetchDistance, offset = 0;
-  if (entry >= 2 * s.entry_count) {
-    entry -= s.entry_count;
-    if (entry >= s.entry_count + s.entries_after) return;
-  } else if (entry >= s.entry_count) {
-    entry -= s.entry_count;
-    offset = s.v_offset;
+// A split reads the keys of all its entries, then their values; then comes the next split of the list. Where the
+// `step`-th of these reads from the start of this split goes, null past the end of the list.
+const std::byte* rows_of_step(const AttentionSplit& s, int64_t step) {
+  const int64_t listed = s.entry_count + s.entries_after;
+  for (int64_t begin = 0, count = s.entry_count; begin < listed; begin += count, step -= 2 * count) {
+    if (begin > 0) {
+      const int64_t split = s.entries[begin].block / AttentionParams::kSplitBlocks;
+      for (count = 1; count <= step && begin + count < listed; ++count)
+        if (s.entries[begin + count].block / AttentionParams::kSplitBlocks != split) break;
+    }
+    if (step < count) return slot(s, begin + step);
+    if (step < 2 * count) return slot(s, begin + step - count) + s.v_offset;
   }
-  const std::byte* rows = slot(s, entry) + offset;
+  return nullptr;
+}
+
+// Into the second level: slots lie scattered, so the hardware's prefetchers do little, and the first level has too few
+// miss buffers to keep memory busy. Must be inlined: GCC takes a function that only prefetches for one without effect
+// and drops calls of it.
+[[gnu::always_inline]] inline void prefetch_ahead(const AttentionSplit& s, int64_t step) {
+  const std::byte* rows = rows_of_step(s, step + kPrefetchDistance);
+  if (rows == nullptr) return;
   for (int64_t i = 0; i < s.block_size; ++i)
     for (int64_t b = 0; b < 2 * s.head_dim; b += 64) _mm_prefetch(rows + i * s.token_stride + b, _MM_HINT_T1);
 }
@@ -175,7 +180,7 @@ void add_values(const std::byte* values, int64_t stride, int64_t count, __mmask3
 // The first `count` keys of each of the entries [begin, end), for the queries [first, first + kQueries).
 template <int kQueries>
 void add_entries(const AttentionSplit& s, int64_t begin, int64_t end, int64_t count, int64_t first) {
-  constexpr int kMost = kQueries > 6 ? 1 : kQueries > 3 ? 2 : 4;  // chunks whose sums fit the registers
+  constexpr int kMost = kQueries > 3 ? 2 : 4;  // chunks whose sums fit the registers
   const int64_t n = s.entry_count * s.block_size;
   const float* weights = s.scores + first * n;
   float* acc = s.acc + first * s.acc_stride;

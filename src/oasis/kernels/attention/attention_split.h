@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "oasis/kernels/attention/attention.h"
 #include "oasis/kernels/views.h"
 
 namespace oasis::kernels {
