@@ -7,6 +7,11 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "oasis 0.1.0");
   int exit_code = oasis::app::kDone;
   oasis::app::add_generate(app, exit_code);
+  oasis::app::add_chat(app, exit_code);
+  oasis::app::add_bench(app, exit_code);
+  oasis::app::add_plan(app, exit_code);
+  oasis::app::add_info(app, exit_code);
+  oasis::app::add_tokenize(app, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -1,0 +1,225 @@
+// oasis bench: how fast prefill and decode are, and how close to what memory allows.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "oasis/base/units.h"
+#include "oasis/common.h"
+#include "oasis/flags.h"
+
+namespace oasis::app {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+struct BenchFlags : EngineFlags {
+  std::string file;
+  int prompt_tokens = 512, max_tokens = 128, batch = 1, warm_up = 4;
+  bool json = false, measure_bandwidth = false;
+};
+
+// Bytes a second that all threads together read from memory: the best of five passes over half a gibibyte.
+Result<double> read_bandwidth(Device& device) {
+  OASIS_ASSIGN_OR_RETURN(auto buffer, device.allocate(size_t{512} << 20));
+  std::memset(buffer.data(), 1, buffer.bytes());
+  const auto* words = buffer.as<const uint64_t>();
+  const auto count = static_cast<int64_t>(buffer.bytes() / 8);
+  constexpr int64_t kPieces = 512;
+  std::vector<uint64_t> sums(kPieces);
+  double best = 0;
+  for (int pass = 0; pass < 5; ++pass) {
+    const auto begin = Clock::now();
+    device.foreground().pool().run(kPieces, [&](int64_t piece, int) {
+      uint64_t sum = 0;
+      for (int64_t i = piece * count / kPieces; i < (piece + 1) * count / kPieces; ++i) sum += words[i];
+      sums[static_cast<size_t>(piece)] = sum;
+    });
+    best = std::max(best, static_cast<double>(buffer.bytes()) / seconds_since(begin));
+  }
+  return best;
+}
+
+Result<std::vector<int32_t>> prompt_of(const BenchFlags& f, const OpenModel& m, int sequence) {
+  std::vector<int32_t> ids;
+  if (!f.file.empty()) {
+    OASIS_ASSIGN_OR_RETURN(const std::string text, read_file(f.file));
+    ids = m.tokenizer->encode(text, false, false);
+    if (static_cast<int>(ids.size()) < f.prompt_tokens) {
+      return invalid_argument("-f {}: has {} tokens, --prompt-tokens asks for {}", f.file, ids.size(), f.prompt_tokens);
+    }
+    ids.resize(static_cast<size_t>(f.prompt_tokens));
+    return ids;
+  }
+  uint64_t state = 0x9e3779b97f4a7c15u * static_cast<uint64_t>(sequence + 1);
+  for (int i = 0; i < f.prompt_tokens; ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    ids.push_back(static_cast<int32_t>((state >> 33) % static_cast<uint64_t>(m.checkpoint->config().vocab)));
+  }
+  return ids;
+}
+
+// What one step must read: all weights, the listed block-heads, the summaries.
+int64_t bytes_a_step(const engine::Engine& engine, const BenchFlags& f, bool sparse, double context,
+                     int64_t weight_bytes) {
+  const auto& c = engine.plan().core;
+  const auto& shape = c.shape;
+  const double blocks = context / shape.block_size;
+  const double listed = sparse ? std::min<double>(blocks, c.attend_blocks + 2) : blocks;
+  const double heads = static_cast<double>(shape.layers) * shape.kv_heads;
+  double each = listed * heads * static_cast<double>(shape.block_head_bytes());
+  if (sparse) each += blocks * heads * static_cast<double>(shape.summary_rows_bytes());
+  return weight_bytes + static_cast<int64_t>(each * f.batch);
+}
+
+int run(BenchFlags& f) {
+  if (Status s = f.resolve(); !s.ok()) return fail(s);
+  if (f.prompt_tokens < 1 || f.max_tokens < 1 || f.batch < 1) {
+    return fail(invalid_argument("--prompt-tokens {}, -n {} and --batch {} must be at least 1", f.prompt_tokens,
+                                 f.max_tokens, f.batch));
+  }
+  auto opened = open_model(f);
+  if (!opened.ok()) return fail(opened.status());
+  if (f.config.max_context == 0) f.config.max_context = f.prompt_tokens + f.max_tokens;
+  f.config.max_sequences = f.batch;
+  f.config.prefix_cache = false;
+  auto made = engine::Engine::create(*opened->device, *opened->checkpoint, &*opened->tokenizer, f.config);
+  if (!made.ok()) return fail(made.status());
+  auto& engine = **made;
+  double bandwidth = 0;
+  if (f.measure_bandwidth) {
+    auto measured = read_bandwidth(*opened->device);
+    if (!measured.ok()) return fail(measured.status());
+    bandwidth = *measured;
+  }
+
+  Progress progress("bench");
+  const int64_t work = int64_t{f.batch} * (f.prompt_tokens + f.max_tokens);
+  std::vector<int64_t> done(static_cast<size_t>(f.batch));
+  Status error;
+  std::vector<engine::RequestId> ids;
+  for (int b = 0; b < f.batch; ++b) {
+    auto prompt = prompt_of(f, *opened, b);
+    if (!prompt.ok()) return fail(prompt.status());
+    engine::Request r;
+    r.prompt = std::move(*prompt);
+    r.max_tokens = f.max_tokens;
+    r.ignore_eos = true;
+    r.on_event = [&, b](const engine::Event& e) {
+      auto& mine = done[static_cast<size_t>(b)];
+      mine = std::max<int64_t>(mine, e.prefilled) + static_cast<int64_t>(e.tokens.size());
+      int64_t sum = 0;
+      for (const int64_t d : done) sum += d;
+      progress.update(std::min(sum, work), work);
+      if (e.finish == engine::FinishReason::kError) error = e.error;
+    };
+    auto id = engine.submit(std::move(r));
+    if (!id.ok()) return fail(id.status());
+    ids.push_back(*id);
+  }
+  // Steps in which all sequences decode are timed one by one.
+  std::vector<double> steps;
+  double all_decode = 0;
+  int64_t counted_tokens = 0;
+  watch_interrupt();
+  for (;;) {
+    const auto before = engine.metrics();
+    const auto begin = Clock::now();
+    if (!engine.step()) break;
+    const double seconds = seconds_since(begin);
+    const auto after = engine.metrics();
+    if (before.running == f.batch && after.steps > before.steps && before.prefilling == 0) {
+      steps.push_back(seconds);
+      all_decode += seconds;
+      counted_tokens += after.output_tokens - before.output_tokens;
+    }
+    if (interrupted()) return fail(Status(StatusCode::kCancelled, "interrupted"));
+  }
+  progress.clear();
+  if (!error.ok()) return fail(error);
+
+  double prefill = 0;
+  int64_t sparse_steps = 0, proposed = 0, accepted = 0, right = 0, compared = 0;
+  for (const auto id : ids) {
+    const auto s = engine.take_stats(id).value_or(engine::RequestStats{});
+    prefill += s.prefill_seconds;
+    sparse_steps += s.sparse_steps;
+    proposed += s.proposed, accepted += s.accepted, right += s.right, compared += s.compared;
+  }
+  const bool sparse = sparse_steps > 0;
+  const int skip = std::min<int>(f.warm_up, static_cast<int>(steps.size()) / 2);
+  std::vector<double> timed(steps.begin() + skip, steps.end());
+  std::sort(timed.begin(), timed.end());
+  const double median = timed.empty() ? 0 : timed[timed.size() / 2];
+  const double per_step = steps.empty() ? 0 : static_cast<double>(counted_tokens) / static_cast<double>(steps.size());
+  const double rate = all_decode > 0 ? static_cast<double>(counted_tokens) / all_decode : 0;
+  const auto m = engine.metrics();
+  const int64_t read = bytes_a_step(engine, f, sparse, f.prompt_tokens + f.max_tokens / 2.0, m.weight_bytes);
+
+  nlohmann::ordered_json j;
+  j["prefill"] = {{"tokens", int64_t{f.batch} * f.prompt_tokens},
+                  {"seconds", prefill},
+                  {"tokens_per_second", prefill > 0 ? f.batch * f.prompt_tokens / prefill : 0}};
+  j["decode"] = {{"steps", steps.size()},
+                 {"tokens", counted_tokens},
+                 {"seconds", all_decode},
+                 {"tokens_per_second", rate},
+                 {"step_ms_median", median * 1e3},
+                 {"tokens_per_step", per_step},
+                 {"tokens_per_second_median", median > 0 ? per_step / median : 0},
+                 {"sparse_steps", sparse_steps},
+                 {"bytes_per_step", read}};
+  if (bandwidth > 0) {
+    j["decode"]["read_bandwidth"] = bandwidth;
+    j["decode"]["share_of_bandwidth"] = median > 0 ? static_cast<double>(read) / median / bandwidth : 0;
+  }
+  j["draft"] = {{"proposed", proposed}, {"compared", compared}, {"right", right}, {"accepted", accepted}};
+  j.update(nlohmann::ordered_json::parse(metrics_json(engine)));
+  if (f.json) {
+    fmt::print("{}\n", j.dump(2));
+    return kDone;
+  }
+  fmt::print("prefill   {:8.1f} tok/s   {} tokens in {:.2f} s\n", j["prefill"]["tokens_per_second"].get<double>(),
+             f.batch * f.prompt_tokens, prefill);
+  fmt::print("decode    {:8.1f} tok/s   {} tokens in {} steps, median {:.2f} ms a step, {:.2f} tokens a step\n", rate,
+             counted_tokens, steps.size(), median * 1e3, per_step);
+  fmt::print("reads     {:>8}/step   weights, {} and summaries", format_bytes(static_cast<uint64_t>(read)),
+             sparse ? "the selected blocks" : "all KV");
+  if (bandwidth > 0) {
+    fmt::print("; {:.1f} GB/s of {:.1f} measured", median > 0 ? static_cast<double>(read) / median / 1e9 : 0,
+               bandwidth / 1e9);
+  }
+  const double n = std::max<double>(1, static_cast<double>(m.core.steps));
+  fmt::print("\nfetched   {:>8}/step   agreement {:.3f}, cover {:.3f}\n",
+             format_bytes(static_cast<uint64_t>(static_cast<double>(m.core.bytes) / n)), m.core.agreement(),
+             m.core.cover());
+  fmt::print("stages    predict {:.2f}, select {:.2f}, transfer {:.2f} (background), wait {:.2f} ms a step\n",
+             m.core.predict_seconds / n * 1e3, m.core.select_seconds / n * 1e3, m.core.transfer_seconds / n * 1e3,
+             m.core.wait_seconds / n * 1e3);
+  fmt::print("fast tier {:>8} at most of {}\n", format_bytes(static_cast<uint64_t>(m.fast_bytes_peak)),
+             format_bytes(static_cast<uint64_t>(m.fast_bytes_limit)));
+  return kDone;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, int& exit_code) {
+  auto flags = std::make_shared<BenchFlags>();
+  auto* sub = app.add_subcommand("bench", "measure prefill and decode");
+  flags->add_model(*sub);
+  sub->add_option("--prompt-tokens", flags->prompt_tokens, "length of each prompt")->capture_default_str();
+  sub->add_option("-f,--file", flags->file, "take the prompt from this text instead of random tokens");
+  sub->add_option("-n,--max-tokens", flags->max_tokens, "tokens to decode a sequence")->capture_default_str();
+  sub->add_option("--batch", flags->batch, "sequences at once")->capture_default_str();
+  sub->add_option("--warm-up", flags->warm_up, "first steps that the median leaves out")->capture_default_str();
+  sub->add_flag("--measure-bandwidth", flags->measure_bandwidth, "also measure how fast memory can be read");
+  sub->add_flag("--json", flags->json, "print one JSON object");
+  flags->add_engine(*sub);
+  sub->footer(
+      "Example:\n  oasis bench -m model.gguf --prompt-tokens 7500 -n 256 --fast-memory 80MiB --measure-bandwidth");
+  sub->callback([flags, &exit_code] { exit_code = run(*flags); });
+}
+
+}  // namespace oasis::app
