@@ -50,7 +50,7 @@ class Eagle3 : public testing::Test {
 
   Stream& stream() { return device_->foreground(); }
 
-  std::unique_ptr<Device> device_ = make_cpu_device(2);
+  std::unique_ptr<Device> device_ = make_cpu_device(1);
   std::optional<model::Checkpoint> target_;
   HeadFiles::Folder folder_{testing::UnitTest::GetInstance()->current_test_info()->name()};
 };
