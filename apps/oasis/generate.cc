@@ -1,4 +1,5 @@
 // oasis generate: one prompt, one continuation.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "oasis/common.h"
@@ -9,7 +10,7 @@ namespace oasis::app {
 namespace {
 
 struct GenerateFlags : EngineFlags {
-  std::string prompt, file, token_ids, system;
+  std::string prompt, file, token_ids, system, follow;
   bool chat = false, json = false, ignore_eos = false;
   int max_tokens = 128, logprobs = -1;
   std::vector<std::string> stop;
@@ -78,6 +79,16 @@ int run(GenerateFlags& f) {
     }
     if (e.finish != engine::FinishReason::kNone) last = e;
   };
+  int64_t followed = 0;
+  if (!f.follow.empty()) {
+    auto forced = parse_ids(f.follow);
+    if (!forced.ok()) return fail(forced.status());
+    request.forced = std::move(*forced);
+    request.on_logits = [&followed, ids = request.forced](int32_t index, std::span<const float> z) {
+      if (static_cast<size_t>(index) >= ids.size()) return;
+      followed += std::max_element(z.begin(), z.end()) - z.begin() == ids[static_cast<size_t>(index)];
+    };
+  }
   auto id = (*engine)->submit(std::move(request));
   if (!id.ok()) return fail(id.status());
   watch_interrupt();
@@ -105,6 +116,7 @@ int run(GenerateFlags& f) {
       {"proposed", stats.proposed}, {"compared", stats.compared}, {"right", stats.right}, {"accepted", stats.accepted}};
   j["attention"] = {{"sparse_steps", stats.sparse_steps}, {"dense_steps", stats.steps - stats.sparse_steps}};
   if (f.logprobs >= 0) j["logprobs"] = logprobs;
+  if (!f.follow.empty()) j["followed"] = followed;
   j.update(nlohmann::ordered_json::parse(metrics_json(**engine)));
   fmt::print("{}\n", j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   return kDone;
@@ -127,6 +139,9 @@ void add_generate(CLI::App& app, int& exit_code) {
   sub->add_flag("--json", flags->json, "print one JSON object with the result and all counters");
   sub->add_option("--logprobs", flags->logprobs,
                   "with --json: log-probabilities of each token and of the N most likely");
+  sub->add_option("--follow", flags->follow,
+                  "go on with these token ids whatever the model chooses; --json says how often its best token was the "
+                  "one (for comparisons)");
   flags->sampling.add(*sub);
   flags->add_engine(*sub);
   sub->footer(
