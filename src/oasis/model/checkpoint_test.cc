@@ -257,6 +257,52 @@ TEST(Checkpoint, WeightBytesCountATiedHeadOnce) {
   EXPECT_EQ(open_tiny("llama-gqa3").weight_bytes(), 2 * (2 * layer + 320 * 96) + 4 * 96 * 5);
 }
 
+// A tiny GGUF file with bytes exchanged for as many others.
+std::string patched(const std::string& name, const std::string& from, const std::string& by) {
+  std::string bytes = test::read_file(models_folder() + "/" + name + "/model.gguf");
+  const size_t at = bytes.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  EXPECT_EQ(from.size(), by.size());
+  return bytes.replace(at, from.size(), by);
+}
+
+TEST(Checkpoint, AGgufFileThatThisEngineCannotRunIsRefusedByName) {
+  using test::text;
+  using test::u32;
+  const TempFolder folder;
+  const auto error = [&](const std::string& from, const std::string& by) {
+    write_file(folder / "x.gguf", patched("llama-q4-gguf", from, by));
+    return error_of(folder / "x.gguf");
+  };
+  EXPECT_THAT(error(text("llama"), text("gemma")), HasSubstr("architecture 'gemma'"));
+  EXPECT_THAT(error("llama.block_count", "llama.block_c0unt"), HasSubstr("no metadata key 'llama.block_count'"));
+  EXPECT_THAT(error("llama.rope.dimension_count" + u32(4) + u32(64), "llama.rope.dimension_count" + u32(4) + u32(32)),
+              HasSubstr("'llama.rope.dimension_count' is 32; only 64"));
+  EXPECT_THAT(error("llama.block_count" + u32(4) + u32(2), "llama.block_count" + u32(4) + u32(~0u)),
+              HasSubstr("'llama.block_count' is 4294967295"));
+  EXPECT_THAT(error("blk.1.ffn_down.weight", "blk.1.ffn_d0wn.weight"), HasSubstr("no tensor 'blk.1.ffn_down.weight'"));
+  EXPECT_THAT(error("token_embd.weight", "t0ken_embd.weight"), HasSubstr("no tensor 'token_embd.weight'"));
+  EXPECT_THAT(error("eos_token_id" + u32(4) + u32(257), "eos_token_id" + u32(4) + u32(400)), HasSubstr("EOS id 400"));
+}
+
+TEST(Checkpoint, AGgufTokenizerThatThisEngineCannotRunIsRefusedByName) {
+  using test::text;
+  const TempFolder folder;
+  const auto error = [&](const std::string& from, const std::string& by) {
+    write_file(folder / "x.gguf", patched("llama-q4-gguf", from, by));
+    return open(folder / "x.gguf").tokenizer_spec().status().message();
+  };
+  EXPECT_THAT(error(text("gpt2"), text("bert")), HasSubstr("'bert'"));
+  EXPECT_THAT(error(text("smollm"), text("gemma9")), HasSubstr("gemma9"));
+  EXPECT_THAT(error("tokenizer.ggml.merges", "tokenizer.ggml.m3rges"), HasSubstr("tokenizer.ggml.merges"));
+}
+
+TEST(Checkpoint, AQwenGgufEndsWhereverQwenEnds) {
+  // The file names 257 alone; <|endoftext|> is 256.
+  EXPECT_THAT(open_tiny("qwen3-yarn-gguf/model.gguf").config().eos_ids, ElementsAre(256, 257));
+  EXPECT_THAT(open_tiny("llama-q4-gguf/model.gguf").config().eos_ids, ElementsAre(257));
+}
+
 TEST(Checkpoint, ReadsTheTokenizerOfAGgufFile) {
   auto spec = open_tiny("llama-q4-gguf/model.gguf").tokenizer_spec();
   ASSERT_TRUE(spec.ok()) << spec.status().message();
