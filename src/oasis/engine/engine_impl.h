@@ -32,6 +32,7 @@ struct Engine::Impl {
   void publish_blocks(EngineSequence& s, int32_t taken);
   void deliver(EngineSequence& s, std::vector<Sampled> tokens);
   void finish(EngineSequence& s, FinishReason reason, Status error = {});
+  bool nobody_runs() const;
   bool has_work() const;
   void snapshot();
   int32_t take_index();

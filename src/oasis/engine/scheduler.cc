@@ -9,19 +9,21 @@ namespace oasis::engine {
 bool Engine::Impl::step() {
   take_submissions();
   if (cancel_requested.exchange(false)) drop_cancelled();
+  if (nobody_runs()) core->settle();  // what the last ones left is at rest, and whoever waits may have it
   bool worked = resume_one();
   if (!prefilling) worked |= admit_one();
   worked |= prefill_item();
   worked |= decode();
-  const bool idle = !worked && !has_work();
-  if (idle) core->settle();
   snapshot();
   return worked || has_work();
 }
 
+bool Engine::Impl::nobody_runs() const {
+  return std::all_of(by_index.begin(), by_index.end(), [](const EngineSequence* s) { return s == nullptr; });
+}
+
 bool Engine::Impl::has_work() const {
-  if (prefilling || !waiting.empty() || !preempted.empty()) return true;
-  if (std::any_of(by_index.begin(), by_index.end(), [](const EngineSequence* s) { return s != nullptr; })) return true;
+  if (!nobody_runs() || !waiting.empty() || !preempted.empty()) return true;
   std::lock_guard lock(mutex);
   return !submitted.empty();
 }
@@ -68,13 +70,9 @@ bool Engine::Impl::resume_one() {
   if (index < 0) return false;
   const Status restored = core->restore(index, s.saved);
   if (!restored.ok()) {
-    OASIS_CHECK(restored.code() == StatusCode::kResourceExhausted, "{}", restored.message());
-    const bool alone =
-        std::all_of(by_index.begin(), by_index.end(), [](const EngineSequence* p) { return p == nullptr; });
-    if (!alone) return false;
-    core->settle();  // what is still deferred belongs to no one
-    const Status again = core->restore(index, s.saved);
-    OASIS_CHECK(again.ok(), "a lone preempted sequence does not fit: {}", again.message());
+    OASIS_CHECK(restored.code() == StatusCode::kResourceExhausted && !nobody_runs(),
+                "a lone preempted sequence does not fit: {}", restored.message());
+    return false;
   }
   preempted.pop_front();
   s.index = index;
@@ -97,18 +95,12 @@ bool Engine::Impl::admit_one() {
   const int32_t pages = core->pages_for((s.prompt_length() - 1) / config.block_size + 1, sparse);
   const int32_t summaries = s.prompt_length() / config.block_size + 2;
   if (core->free_pages() < pages || core->free_summary_pages() < summaries) {
-    const bool alone =
-        std::all_of(by_index.begin(), by_index.end(), [](const EngineSequence* p) { return p == nullptr; });
-    if (alone) core->settle();
-    if (core->free_pages() < pages || core->free_summary_pages() < summaries) {
-      if (!alone) return false;
-      waiting.pop_front();
-      finish(
-          s, FinishReason::kError,
-          resource_exhausted("a prompt of {} tokens needs {} pages and {} summary pages, the fast tier has {} and {}",
-                             s.prompt_length(), pages, summaries, plan.core.pages, plan.core.summary_pages));
-      return true;
-    }
+    if (!nobody_runs()) return false;
+    waiting.pop_front();
+    finish(s, FinishReason::kError,
+           resource_exhausted("a prompt of {} tokens needs {} pages and {} summary pages, the fast tier has {} and {}",
+                              s.prompt_length(), pages, summaries, plan.core.pages, plan.core.summary_pages));
+    return true;
   }
   std::vector<kv::HomeId> prefix;
   if (config.prefix_cache) {
@@ -123,9 +115,12 @@ bool Engine::Impl::admit_one() {
   auto reserved = homes->reserve(needed);
   if (!reserved.ok() || !*reserved) {
     give_back();
-    if (reserved.ok()) return false;
+    if (reserved.ok() && !nobody_runs()) return false;
     waiting.pop_front();
-    finish(s, FinishReason::kError, reserved.status());
+    finish(s, FinishReason::kError,
+           reserved.ok()
+               ? resource_exhausted("{} blocks in the capacity tier are not to be had, though nobody else runs", needed)
+               : reserved.status());
     return true;
   }
   waiting.pop_front();
