@@ -140,12 +140,11 @@ bool Engine::Impl::admit_one() {
   prefill = std::make_unique<Prefill>(device.foreground(), *transformer, *core, *drafter, workspace, index, s.tokens,
                                       config.prefill_chunk);
   status = drafter->attach(index);
-  if (status.ok()) {
-    status = prefill->begin(sparse, prefix);
-  } else {
-    give_back();
+  if (status.ok()) status = prefill->begin(sparse, prefix);
+  if (!status.ok()) {
+    give_back();  // the core has not taken the prefix over
+    finish(s, FinishReason::kError, std::move(status));
   }
-  if (!status.ok()) finish(s, FinishReason::kError, std::move(status));
   return true;
 }
 
