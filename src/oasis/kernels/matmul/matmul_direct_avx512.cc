@@ -299,32 +299,6 @@ void tiles_bf16(const DirectJob& job) {
   }
 }
 
-void direct(const DirectJob& job) {
-  switch (job.w.type) {
-    case DType::kF32:
-      return direct_plain<F32>(job);
-    case DType::kF16:
-      return direct_plain<F16>(job);
-    case DType::kBF16:
-      return job.x->rows > 8 ? tiles_bf16(job) : direct_plain<BF16>(job);
-    case DType::kQ4_0:
-      return direct_quantized<Q4_0>(job);
-    case DType::kQ4_1:
-      return direct_quantized<Q4_1>(job);
-    case DType::kQ8_0:
-      return direct_quantized<Q8_0>(job);
-    case DType::kQ4_K:
-      return direct_quantized<Q4_K>(job);
-    case DType::kQ5_K:
-      return direct_quantized<Q5_K>(job);
-    case DType::kQ6_K:
-      return direct_quantized<Q6_K>(job);
-    case DType::kI64:
-    case DType::kBool:
-      return;  // refused by matmul_cpu
-  }
-}
-
 void quantize_row(const PackedX& x, int64_t row) {
   const float* from = x.x + row * x.x_stride;
   const int64_t blocks = x.cols / kBlock;
@@ -364,10 +338,36 @@ void quantize_row(const PackedX& x, int64_t row) {
 
 }  // namespace
 
+void direct_avx512(const DirectJob& job) {
+  switch (job.w.type) {
+    case DType::kF32:
+      return direct_plain<F32>(job);
+    case DType::kF16:
+      return direct_plain<F16>(job);
+    case DType::kBF16:
+      return job.x->rows > 8 ? tiles_bf16(job) : direct_plain<BF16>(job);
+    case DType::kQ4_0:
+      return direct_quantized<Q4_0>(job);
+    case DType::kQ4_1:
+      return direct_quantized<Q4_1>(job);
+    case DType::kQ8_0:
+      return direct_quantized<Q8_0>(job);
+    case DType::kQ4_K:
+      return direct_quantized<Q4_K>(job);
+    case DType::kQ5_K:
+      return direct_quantized<Q5_K>(job);
+    case DType::kQ6_K:
+      return direct_quantized<Q6_K>(job);
+    case DType::kI64:
+    case DType::kBool:
+      return;  // refused by matmul_cpu
+  }
+}
+
 const Level& avx512_level() {
   static constexpr Level kLevel{.quantize_row = quantize_row,
                                 .round_row = round_row_avx512,
-                                .direct = direct,
+                                .direct = direct_avx512,
                                 .tile = tile_avx512,
                                 .tile_features = kAvx512TileFeatures};
   return kLevel;

@@ -31,7 +31,7 @@ void direct_f32(const DirectJob& job) {
   alignas(64) float w[kStretch];
   F8 sums[kDirectRows][2];
   for (int64_t i = 0; i < job.count; ++i) {
-    std::fill(&sums[0][0], &sums[x.rows][0], F8{});
+    std::fill_n(&sums[0][0], 2 * x.rows, F8{});
     for (int64_t k0 = 0; k0 < x.cols; k0 += kStretch) {
       const int64_t n = std::min(kStretch, x.cols - k0), padded = (n + 15) / 16 * 16;
       dequantize(job.w.type, weights + (job.first + i) * job.w.row_bytes() + bytes_of(job.w.type, k0), n, w);

@@ -68,6 +68,7 @@ const Level& avx512_level();
 
 constexpr int64_t kAvx512TileFeatures = 64;
 void round_row_avx512(const PackedX& x, int64_t row);
+void direct_avx512(const DirectJob& job);
 void tile_avx512(const TileJob& job);
 
 }  // namespace oasis::kernels::matmul

@@ -40,14 +40,6 @@ void unpack_row(const uint8_t* p, int64_t depth, bf16* out) {
 }
 
 template <>
-void unpack_row<F32>(const uint8_t* p, int64_t depth, bf16* out) {
-  for (int64_t k = 0; k < depth; k += 32) {
-    const __m512 low = F32::weights(p + 4 * k, depth - k),
-                 high = F32::weights(p + 4 * k + 64, std::max<int64_t>(depth - k - 16, 0));
-    _mm512_store_si512(out + k, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-  }
-}
-template <>
 void unpack_row<F16>(const uint8_t* p, int64_t depth, bf16* out) {
   for (int64_t k = 0; k < depth; k += 32) {
     const __m512 low = F16::weights(p + 2 * k, depth - k),
@@ -62,8 +54,6 @@ void unpack_row<BF16>(const uint8_t* p, int64_t depth, bf16* out) {
 
 auto unpacker(DType type) {
   switch (type) {
-    case DType::kF32:
-      return unpack_row<F32>;
     case DType::kF16:
       return unpack_row<F16>;
     case DType::kQ4_0:
@@ -142,9 +132,28 @@ void fill_panels(const TileJob& job, int64_t k0, int64_t depth, std::byte* panel
   }
 }
 
+// Weights in fp32 (routers, mostly) stay fp32: products of a few rows at a time, so that these stay in L2.
+void tile_f32(const TileJob& job) {
+  constexpr int64_t kRows = 32;
+  for (int64_t row = job.first_row; row < job.first_row + job.rows; row += kRows) {
+    PackedX x = *job.x;
+    x.x += row * x.x_stride;
+    x.rows = std::min(kRows, job.first_row + job.rows - row);
+    direct_avx512({.x = &x,
+                   .w = job.w,
+                   .first = job.first,
+                   .count = job.count,
+                   .y = job.y + row * job.y_stride,
+                   .y_stride = job.y_stride,
+                   .accumulate = job.accumulate,
+                   .scratch = job.scratch});
+  }
+}
+
 }  // namespace
 
 void tile_avx512(const TileJob& job) {
+  if (job.w.type == DType::kF32) return tile_f32(job);
   static_assert(kAvx512TileFeatures * kTileDepth * 2 + 16 * (kTileDepth + 32) * 2 <= kTileScratchBytes);
   const PackedX& x = *job.x;
   std::byte* panels = job.scratch;
