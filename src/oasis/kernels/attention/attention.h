@@ -15,6 +15,10 @@ namespace oasis::kernels {
 //
 // The result of a (row, head) depends only on its q, its list's blocks and their contents: not on pages, on other rows
 // or on the number of threads (bit for bit on one machine).
+//
+// head_dim and block_size are multiples of 16, slots are bf16. Memory of tokens that no row sees is not used, it may
+// hold NaN. With AVX-512 the queries are rounded to bf16: a logit is off by at most 2^-9 of sum |q_i k_i| /
+// sqrt(head_dim); all else, and the other instruction sets, is fp32.
 struct AttentionParams {
   PoolView pool;  // one layer
   int64_t block_size = 16;

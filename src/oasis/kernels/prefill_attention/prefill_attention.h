@@ -9,6 +9,11 @@
 namespace oasis::kernels {
 
 // Row r is at position first_position + r and sees keys 0 .. first_position + r. Softmax scale 1/sqrt(head_dim).
+// head_dim is a multiple of 16. Keys past the last row's are not read; those before it are finite.
+//
+// A row's result does not depend on how the prompt is cut into calls or on the number of threads (bit for bit on one
+// machine). With AVX-512 queries and softmax weights are rounded to bf16, sums are fp32; the other instruction sets
+// compute in fp32.
 struct PrefillAttentionParams {
   const float* q = nullptr;  // [rows, q_stride]: kv_heads * q_per_kv heads of head_dim
   int64_t q_stride = 0;
