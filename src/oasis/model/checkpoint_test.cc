@@ -185,7 +185,8 @@ TEST(Checkpoint, AnIndexThatLiesIsAnErrorThatNamesTheEntry) {
     write_file(folder / "model.safetensors.index.json", text);
     return error_of(folder.path());
   };
-  EXPECT_THAT(index(R"({"weight_map":{"model.norm.weight":"../s0.safetensors"}})"), HasSubstr("../s0.safetensors"));
+  EXPECT_THAT(index(R"({"weight_map":{"model.norm.weight":"../s0.safetensors"}})"),
+              HasSubstr("'../s0.safetensors', which is not a .safetensors file of this folder"));
   EXPECT_THAT(index(R"({"weight_map":{"model.norm.weight":"s7.safetensors"}})"), HasSubstr("s7.safetensors"));
   EXPECT_THAT(index(R"({"weight_map":{"no.such.tensor":"s0.safetensors"}})"), HasSubstr("no.such.tensor"));
   EXPECT_THAT(index(R"({"weight_map":{"model.norm.weight":3}})"), HasSubstr("model.norm.weight"));

@@ -50,6 +50,18 @@ TEST(Rope, Llama31KeepsShortWavesAndDividesLongOnes) {
   EXPECT_NEAR(scaled[32] / plain[32], (1 - 0.28129) / 8 + 0.28129, 1e-4);
 }
 
+// Both ends of YaRN's ramp fall on pair 0, where a plain quotient would be 0 / 0.
+TEST(Rope, YarnOfATinyOriginalContextDividesEveryPairButTheFirst) {
+  RopeConfig rope;
+  const std::vector<double> plain = rope_frequencies(rope, 64);
+  rope.scaling = RopeScaling::kYarn;
+  rope.factor = 4;
+  rope.original_context = 6;
+  const std::vector<double> scaled = rope_frequencies(rope, 64);
+  EXPECT_DOUBLE_EQ(scaled[0], plain[0]);
+  for (size_t i = 1; i < 32; ++i) EXPECT_DOUBLE_EQ(scaled[i], plain[i] / 4);
+}
+
 TEST(Rope, ValuesOutOfRangeAreErrorsThatNameThem) {
   const auto error = [](auto change) {
     RopeConfig rope;
