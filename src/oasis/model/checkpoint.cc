@@ -21,6 +21,11 @@ bool exists(const std::string& path) {
   return fs::exists(path, ignored);
 }
 
+std::string folder_name(const std::string& folder) {
+  const fs::path path = fs::absolute(folder).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename().string();  // "a/b/" has no filename
+}
+
 // The folder has no safetensors file: say what it has instead.
 Status explain_no_weights(const std::string& folder) {
   std::error_code ignored;
@@ -106,8 +111,7 @@ Result<Checkpoint> Checkpoint::open_folder(const std::string& folder) {
     return why.code() == StatusCode::kNotFound ? not_found("'{}' has no config.json", folder) : why;
   }
   OASIS_ASSIGN_OR_RETURN(checkpoint.config_, read_config_json(folder + "/config.json"));
-  if (checkpoint.config_.name.empty())
-    checkpoint.config_.name = fs::path(folder).lexically_normal().filename().string();
+  if (checkpoint.config_.name.empty()) checkpoint.config_.name = folder_name(folder);
   if (const std::string path = folder + "/generation_config.json"; exists(path)) {
     OASIS_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
     const auto bytes = file.bytes();

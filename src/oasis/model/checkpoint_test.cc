@@ -43,6 +43,7 @@ TEST(Checkpoint, OpensAFolderWithViewsOfTheRightShape) {
   const ModelConfig& config = checkpoint.config();
   EXPECT_EQ(config.arch, Arch::kQwen3);
   EXPECT_EQ(config.name, "qwen3");
+  EXPECT_EQ(open_tiny("qwen3/").config().name, "qwen3");
   EXPECT_FALSE(config.rope.interleaved);
   EXPECT_THAT(config.eos_ids, ElementsAre(257, 256));  // generation_config.json
   EXPECT_FLOAT_EQ(config.temperature.value(), 0.6f);
