@@ -22,7 +22,8 @@ bool exists(const std::string& path) {
 }
 
 std::string folder_name(const std::string& folder) {
-  const fs::path path = fs::absolute(folder).lexically_normal();
+  std::error_code ignored;
+  const fs::path path = fs::absolute(folder, ignored).lexically_normal();
   return (path.has_filename() ? path : path.parent_path()).filename().string();  // "a/b/" has no filename
 }
 
