@@ -242,8 +242,8 @@ void quantize_row(const PackedX& x, int64_t row) {
     const float amax = std::bit_cast<float>(top), inverse = amax > 0 ? 127.f / amax : 0.f;
     int sums[2] = {};
     for (int i = 0; i < kBlock; ++i) {
-      const int value = _mm_cvtss_si32(_mm_set_ss(from[i] * inverse));
-      q[b * kBlock + i] = static_cast<int8_t>(value);
+      const auto value = static_cast<int8_t>(_mm_cvtss_si32(_mm_set_ss(from[i] * inverse)));
+      q[b * kBlock + i] = value;
       sums[i / 16] += value;
     }
     scale[b] = amax / 127.f;
