@@ -195,9 +195,10 @@ int run(BenchFlags& f) {
   fmt::print("\nfetched   {:>8}/step   agreement {:.3f}, cover {:.3f}\n",
              format_bytes(static_cast<uint64_t>(static_cast<double>(m.core.bytes) / n)), m.core.agreement(),
              m.core.cover());
-  fmt::print("stages    predict {:.2f}, select {:.2f}, transfer {:.2f} (background), wait {:.2f} ms a step\n",
-             m.core.predict_seconds / n * 1e3, m.core.select_seconds / n * 1e3, m.core.transfer_seconds / n * 1e3,
-             m.core.wait_seconds / n * 1e3);
+  fmt::print(
+      "stages    predict {:.2f}, select {:.2f}, transfer {:.2f} (background), wait {:.2f}, draft {:.2f} ms a step\n",
+      m.core.predict_seconds / n * 1e3, m.core.select_seconds / n * 1e3, m.core.transfer_seconds / n * 1e3,
+      m.core.wait_seconds / n * 1e3, m.draft_seconds / n * 1e3);
   fmt::print("fast tier {:>8} at most of {}\n", format_bytes(static_cast<uint64_t>(m.fast_bytes_peak)),
              format_bytes(static_cast<uint64_t>(m.fast_bytes_limit)));
   return kDone;

@@ -188,7 +188,8 @@ std::string metrics_json(const engine::Engine& engine) {
   j["stages"] = {{"predict", c.predict_seconds},
                  {"select", c.select_seconds},
                  {"transfer", c.transfer_seconds},
-                 {"wait", c.wait_seconds}};
+                 {"wait", c.wait_seconds},
+                 {"draft", m.draft_seconds}};
   return j.dump();
 }
 

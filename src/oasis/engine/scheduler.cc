@@ -365,6 +365,7 @@ void Engine::Impl::snapshot() {
   m.prefilling = prefilling != nullptr;
   for (const EngineSequence* s : by_index) m.running += s && s->state == SequenceState::kRunning;
   m.preempted = static_cast<int32_t>(preempted.size());
+  m.draft_seconds = decode_step->propose_seconds();
   m.core = core->stats();
   m.homes = homes->stats();
   m.tier = homes->tier().stats();
