@@ -46,7 +46,6 @@ void FileTier::free_frame(int32_t f) {
 void FileTier::settle(int32_t f) {
   Frame& fr = frame(f);
   if (fr.pins > 0 || part(fr.part).state != PartState::kClean) return;
-  if (failed(key(fr.part).home)) return free_frame(f);
   evictable_.push(f);
   if (static_cast<int64_t>(free_.size()) < reserve_) evict_oldest();
   room_.notify_all();

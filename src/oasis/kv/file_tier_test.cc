@@ -21,6 +21,8 @@ namespace {
 
 constexpr int64_t kFrameBytes = 4096;
 
+int64_t offset_of(PartKey key) { return TierFile::kHeaderBytes + (key.home * kLayers + key.layer) * kFrameBytes; }
+
 // Stands between the tier and threads that do the I/O: holds requests back, fails them, remembers them.
 class Gate {
  public:
@@ -33,7 +35,17 @@ class Gate {
   // Requests that touch the part fail from now on.
   void fail(PartKey key, int error) {
     std::lock_guard lock(mutex_);
-    errors_[TierFile::kHeaderBytes + (key.home * kLayers + key.layer) * kFrameBytes] = error;
+    errors_[offset_of(key)] = error;
+  }
+  // How many reads were started before that of the part.
+  int64_t place_of_read(PartKey key) {
+    std::lock_guard lock(mutex_);
+    int64_t place = 0;
+    for (const IoRequest& r : seen_) {
+      if (!r.write && r.offset == offset_of(key)) return place;
+      place += !r.write;
+    }
+    return -1;
   }
   int64_t count(bool writes) {
     std::lock_guard lock(mutex_);
@@ -156,7 +168,7 @@ class FileTierTest : public ::testing::Test {
   }
   void change_byte(PartKey key, int64_t offset) {
     const int fd = ::open(path_.c_str(), O_RDWR);
-    const int64_t at = TierFile::kHeaderBytes + (key.home * kLayers + key.layer) * kFrameBytes + offset;
+    const int64_t at = offset_of(key) + offset;
     char byte = 0;
     ASSERT_EQ(pread(fd, &byte, 1, at), 1);
     byte = static_cast<char>(byte ^ 1);
@@ -340,17 +352,39 @@ TEST_F(FileTierTest, AFetchWhoseCallersHoldEverythingIsRefusedInTheEnd) {
 }
 
 TEST_F(FileTierTest, ReadsDoNotQueueBehindWrites) {
-  open(60, 40, gate_.factory());
+  open(60, 40, gate_.factory());  // 8 places in flight
   write_home(0, 1);
   push_out(1);
-  gate_.hold(false, true);
+  gate_.hold(true, true);
   for (HomeId home = 1; home < 17; ++home) {
     tier_->drop(home);
     write_home(home, home);
   }
   ASSERT_TRUE(eventually([&] { return gate_.held() > 0; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(gate_.held(), 4);  // the other half waits for reads
+  gate_.hold(false, true);
   expect_home(0, 1);
   gate_.hold(false, false);
+}
+
+TEST_F(FileTierTest, APrefetchedPartThatSomebodyComesToWaitForGoesAheadOfOtherPrefetches) {
+  open(60, 40, gate_.factory());
+  for (HomeId home = 0; home < 12; ++home) write_home(home, home);
+  push_out(12);
+  gate_.hold(true, false);
+  std::vector<PartKey> parts;
+  for (HomeId home = 0; home < 12; ++home) parts.push_back({home, 0});
+  tier_->prefetch(parts);
+  ASSERT_TRUE(eventually([&] { return gate_.held() == 4; }));
+  FetchTicket ticket;
+  tier_->fetch({&parts[11], 1}, ticket);
+  gate_.hold(false, false);
+  ASSERT_TRUE(ticket.wait().ok());
+  ASSERT_TRUE(eventually([&] { return tier_->present(parts[10]); }));
+  EXPECT_EQ(gate_.place_of_read(parts[11]), 4);
+  EXPECT_GT(gate_.place_of_read(parts[4]), 4);
+  tier_->release(parts[11]);
 }
 
 TEST_F(FileTierTest, APartOnItsWayIsReadOnce) {

@@ -134,10 +134,8 @@ struct Sequence {
 class HomeStoreModel : public ::testing::TestWithParam<uint64_t> {
  protected:
   void SetUp() override {
-    int64_t bytes = 1;
-    while (!make_dram_tier(config(), bytes).ok() || make_dram_tier(config(), bytes).value()->homes() < kHomes) ++bytes;
-    auto tier =
-        std::make_unique<testing::FaultyTier>(make_dram_tier(config(), bytes).value(), config(), testing::TierFaults{});
+    auto tier = std::make_unique<testing::FaultyTier>(
+        make_dram_tier(config(), kHomes * dram_home_bytes(config())).value(), config(), testing::TierFaults{});
     tier_ = tier.get();
     store_ = std::make_unique<HomeStore>(std::move(tier), kBlock);
     root_ = prefix_root(1, config().shape, 0);

@@ -17,12 +17,7 @@ TierConfig small_config() {
 }
 
 std::unique_ptr<Tier> small_dram(int32_t homes) {
-  for (int64_t bytes = 1;; bytes *= 2) {
-    Result<std::unique_ptr<Tier>> tier = make_dram_tier(small_config(), bytes);
-    if (!tier.ok()) continue;
-    const int64_t one = (*tier)->memory_bytes() / (*tier)->homes();
-    return make_dram_tier(small_config(), one * homes).value();
-  }
+  return make_dram_tier(small_config(), homes * dram_home_bytes(small_config())).value();
 }
 
 // `blocks` blocks and one token more, all different in value from those of other `seed`s.
@@ -211,6 +206,20 @@ TEST_F(HomeStoreTest, AMatchLeavesWhatReservationsCountOn) {
   check();
   for (int i = 0; i < 6; ++i) store_->allocate_reserved();
   EXPECT_EQ(store_->stats().referenced, 8);
+}
+
+TEST_F(HomeStoreTest, ABlockStaysPrivateWhenReservationsCountOnTheHomeThatHasIt) {
+  const Tokens tokens = some_tokens(1, 1);
+  const HomeId cached = compute(tokens).front();
+  give_up({cached});
+  EXPECT_TRUE(store_->reserve(8).value());
+  const HomeId home = store_->allocate_reserved();
+  write(home);
+  EXPECT_EQ(store_->publish(home, kNoHome, root_, std::span(tokens).first(kBlock), Provenance::kDense), home);
+  EXPECT_FALSE(store_->published(home));
+  check();
+  for (int i = 0; i < 7; ++i) store_->allocate_reserved();
+  EXPECT_EQ(store_->stats().evictions, 1);
 }
 
 TEST_F(HomeStoreTest, AHomeGivenUpCanBeMatchedAgainBeforeItsStepIsOver) {
