@@ -94,6 +94,21 @@ TEST_F(Auto, TurnsBackToTheHeadWhenTheTextStopsRepeating) {
   EXPECT_EQ(propose(2), (std::vector<int32_t>{55, 55}));
 }
 
+TEST_F(Auto, UsesTheHeadWhereItIsRightMoreOften) {
+  // 0 1 2 3 and a new token, again and again: after "1 2 3" lookup is wrong each time, after "0 1" it is right.
+  const auto next = [&] {
+    const int32_t i = static_cast<int32_t>(text_.size());
+    return i % 5 == 4 ? 100 + i : i % 5;
+  };
+  text_.clear();
+  for (int i = 0; i < 202; ++i) {
+    text_.push_back(next());
+    head_->token = next();
+    propose(3);
+  }
+  EXPECT_EQ(propose(3), (std::vector<int32_t>{2, 2, 2}));  // lookup would go on with 3
+}
+
 TEST_F(Auto, KeepsARecordThatOnlyTakesInRowsUntouched) {
   follow(40, false);
   EXPECT_EQ(propose(0).size(), 0u);

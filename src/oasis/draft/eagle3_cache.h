@@ -2,6 +2,7 @@
 // fused features of the last tokens of recent blocks, for home records.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -20,7 +21,8 @@ struct CacheShape {
   int64_t feature_dim = 0;
 
   // Drafts may reach two blocks past the newest row and be thrown away; what they overwrite must be out of the window.
-  int32_t ring_pages() const { return window_blocks + 3; }
+  // The blocks of one call must not overwrite each other.
+  int32_t ring_pages() const { return std::max(window_blocks + 3, kept_features()); }
   int32_t kept_features() const { return max_rows / kv.block_size + 2; }
   int64_t bytes_per_sequence() const {
     return ring_pages() * kv.page_bytes() + kept_features() * feature_dim * static_cast<int64_t>(sizeof(float));

@@ -180,6 +180,24 @@ TEST_F(Eagle3Sequence, StoresTheBlockThatAVerifiedRowCompletes) {
   EXPECT_EQ(record, expected[2]);
 }
 
+TEST_F(Eagle3Sequence, TakesInMoreRowsAtOnceThanItsWindowHolds) {
+  const auto make_for = [&](int32_t max_rows) {
+    return make_drafter(*device_, "eagle3:" + folder_.path(), *target_, {.max_rows = max_rows, .window_tokens = 16})
+        .value();
+  };
+  const auto large = make_for(96), small = make_for(16);
+  std::vector<std::vector<std::byte>> at_once, piecewise;
+  Drafts drafts[2];
+  for (auto* drafter : {large.get(), small.get()}) {
+    ASSERT_TRUE(drafter->attach(0).ok());
+    Follower follower(*drafter, stream(), 0, text_);
+    follower.absorb(96, drafter == large.get() ? 96 : 16, 16, drafter == large.get() ? &at_once : &piecewise);
+    drafts[drafter == small.get()] = propose(follower, 97, 110);
+  }
+  EXPECT_EQ(at_once, piecewise);
+  EXPECT_EQ(drafts[0], drafts[1]);
+}
+
 TEST_F(Eagle3Sequence, MayBeginAtAnyBlockOfALongPrefix) {
   const auto drafter = make();
   ASSERT_TRUE(drafter->attach(0).ok() && drafter->attach(1).ok() && drafter->attach(2).ok());

@@ -32,8 +32,10 @@ class Eagle3SmolLM2 : public testing::Test {
     std::vector<std::vector<float>> taps;  // [tap][position, hidden]
   };
 
-  void SetUp() override {
-    if (!std::filesystem::exists(kSmol)) GTEST_SKIP() << kSmol << " is not there";
+  // The target's forward passes are shared by the tests.
+  static void SetUpTestSuite() {
+    if (!std::filesystem::exists(kSmol)) return;
+    device_ = make_cpu_device(1);
     auto opened = model::Checkpoint::open(kSmol);
     ASSERT_TRUE(opened.ok()) << opened.status().message();
     target_.emplace(std::move(opened).value());
@@ -43,8 +45,17 @@ class Eagle3SmolLM2 : public testing::Test {
     const auto reference = nlohmann::json::parse(std::ifstream(kHead + "/reference.json"));
     for (const auto& prompt : reference["prompts"]) texts_.push_back(run_target(prompt));
   }
+  static void TearDownTestSuite() {
+    texts_.clear();
+    head_.reset();
+    target_.reset();
+    device_.reset();
+  }
+  void SetUp() override {
+    if (texts_.empty()) GTEST_SKIP() << kSmol << " is not there";
+  }
 
-  Text run_target(const nlohmann::json& prompt) {
+  static Text run_target(const nlohmann::json& prompt) {
     Text text{prompt, prompt["prompt"], static_cast<int>(prompt["prompt"].size()), {}};
     for (int32_t id : prompt["continuation"]) text.tokens.push_back(id);
     model::DenseRun dense(*device_, *target_, 80);
@@ -65,10 +76,10 @@ class Eagle3SmolLM2 : public testing::Test {
   }
   Stream& stream() { return device_->foreground(); }
 
-  std::unique_ptr<Device> device_ = make_cpu_device(1);
-  std::optional<model::Checkpoint> target_;
-  std::optional<Head> head_;
-  std::vector<Text> texts_;
+  static inline std::unique_ptr<Device> device_;
+  static inline std::optional<model::Checkpoint> target_;
+  static inline std::optional<Head> head_;
+  static inline std::vector<Text> texts_;
 };
 
 TEST_F(Eagle3SmolLM2, GivesTheFirstRowOfTheReference) {
