@@ -237,7 +237,8 @@ CONSTRUCTS = [
     "{{ dict(a=1, b=2) }} {{ namespace(a=1).a }}",
     # white space
     "a\n{% if t %}\nb\n{% endif %}\nc\n", "a\n  {% if t %}  \n  b\n  {% endif %}  \nc", "a  {%- if t -%}  b  {%- endif -%}  c", "a \n {{- n -}} \n b", "a\n  {{ n }}\n  b\n", "  {% if t %}x{% endif %}\n  y", "a\n  {%+ if t %}b{% endif %}", "{% if t +%}\nb{% endif %}",
-    "a {# c #} b\n {# c #}\nd {#- e -#}  f\n   {#+ g #}h", "x\n\n", "x\r\ny\rz\r\n", "{% raw %}\n{{ x }} {% if %}{% endraw %}\nz", "a {%- raw -%}  b {{ }}  {%- endraw -%}  c", "{{ '}}' }} {{ {'a': {'b': 1}} }} {% if '%}' %}y{% endif %}", "{%if t%}{{n}}{%endif%}", "\n{% set a = 1 %}\n\n{{ a }}\n", "x {% set a = 1 %} y\n\t{% set b = 2 %}\t\n", "{{n}}\n{%- if t %}\n  {{- 'a\n b' }}\n{% endif -%}\n \n end",
+    "a {# c #} b\n {# c #}\nd {#- e -#}  f\n   {#+ g #}h", "x\n\n", "x\r\ny\rz\r\n", "{% raw %}\n{{ x }} {% if %}{% endraw %}\nz", "a {%- raw -%}  b {{ }}  {%- endraw -%}  c", "{{ '}}' }} {{ {'a': {'b': 1}} }} {% if '%}' %}y{% endif %}", "{%if t%}{{n}}{%endif%}", "\n{% set a = 1 %}\n\n{{ a }}\n", "{% set a = 1 %}\n  {% if t %}x{% endif %}\n   {# c #}y", "{% set a = 1 %}  {% if t %}x{% endif %}  {# c #}\n z", "{{ n }}\n\t{%+ if t %}x{% endif %}", "  {# c #}\n  {{ n }}",
+    "x {% set a = 1 %} y\n\t{% set b = 2 %}\t\n", "{{n}}\n{%- if t %}\n  {{- 'a\n b' }}\n{% endif -%}\n \n end",
     "{#\nlong\ncomment\n#}\nafter", "a{# {{ x }} {% y %} #}b", "{{ n }}{# #}{{ n }}", "{ { n } } {%% }", "{% if t %}{% endif %}{{ '' }}", "{%- set x = {'a': 1,\n 'b': 2} -%}\n{{ x.b }}",
     # wrong
     "{% if %}x{% endif %}", "{% if t %}x", "{{ n", "{{ 'a }}", "{% endif %}", "{{ }}", "{% for in l %}{% endfor %}", "{{ n + }}", "{{ (1 }}", "{{ [1, }}", "{% set 5 = 1 %}", "{{ a b }}", "{% nosuch %}", "{{ n | }}", "{{ d.5x }}", "{# open", "{% else %}", "{% for x in l %}{% else %}{% else %}{% endfor %}", "{{ 1 ? 2 }}", "{% set x %}", "{% if t %}{% endfor %}", "{% break %}", "{{ foo(a=1, 2) }}",

@@ -199,7 +199,8 @@ def main():
                        "decoded": tok.decode(ids, skip_special_tokens=False),
                        "skipped": tok.decode(ids, skip_special_tokens=True)}
                       for t in ("Hello, world!", "naïve café – 日本語 👩‍👩‍👧 e\u0301", "<|im_end|>a<|eot_id|> zebra xylophone 123456 1²½",
-                                "I'LL we'Re 'ſ \u180e x\u0085y\u3000z", "  two\n\n three\r\n\tfour   ", "")]}
+                                "I'LL we'Re 'ſ \u180e x\u0085y\u3000z", "x\u1c8a's \ua7cb's \U0001e4d0's \U00016130's \U00011f51's \U00011de0's \U00016ff4's",
+                                "  two\n\n three\r\n\tfour   ", "")]}
     (OUT / "tokenizer_cases.json").write_text(json.dumps(reports, ensure_ascii=False) + "\n")
 
 

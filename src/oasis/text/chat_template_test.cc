@@ -155,6 +155,7 @@ TEST(ChatTemplate, AHostileTemplateEndsWithAnErrorInBoundedTime) {
       "{% set x = range(9999) | list %}{% for i in x %}{% set y = x == x %}{% endfor %}",
       "{% set x = range(99999) | list %}{% for i in x %}{% if -1 in x %}{% endif %}{% endfor %}",
       "{{ range(99999) | map('int') | map('string') | join('" + repeat("a", 1000) + "') }}",
+      "{% set x = 'a' * 1000000 %}{% for i in range(99999) %}{% set y = x.find('b') %}{% endfor %}",
       "{{ strftime_now('%9999999d') }}",
       repeat("{", 300000),
       repeat("{{", 100000),

@@ -33,7 +33,7 @@ template <typename... Args>
   throw Failure{StatusCode::kResourceExhausted, fmt::format(f, std::forward<Args>(args)...)};
 }
 
-// Bounds the time and memory of one rendering: a unit is about a step of evaluation or a byte made.
+// Bounds the time and memory of one rendering: a unit is a step of evaluation or some four bytes of memory.
 class Budget {
  public:
   explicit Budget(uint64_t units) : left_(units), all_(units) {}

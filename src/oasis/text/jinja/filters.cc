@@ -78,7 +78,7 @@ Value apply_tojson(Context& context, const Value& value, const Arguments& argume
   style.sort_keys = is_true(args[3]);
   if (!args[1].is(Kind::kNone) && !args[1].is(Kind::kUndefined)) {
     style.indent = static_cast<int>(std::clamp<int64_t>(integer_argument(args[1], 0, "tojson's indent"), 0, 1024));
-    style.item_separator = ",";
+    style.item_separator = std::string(1, ',');  // as json.dumps with an indent
   }
   if (args[2].is_sequence() && args[2].items().size() == 2) {
     style.item_separator = text_argument(args[2].items()[0], "tojson's separators").str();

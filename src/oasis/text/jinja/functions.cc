@@ -24,7 +24,7 @@ Value call_range(Context& context, const Arguments& arguments) {
     if (items.size() == kMaxRange) fail("range has more than {} numbers", kMaxRange);
     items.push_back(Value::integer(static_cast<int64_t>(i)));
   }
-  context.budget.spend(items.size());
+  context.budget.spend(8 * items.size());
   return Value::list(std::move(items));
 }
 

@@ -191,11 +191,13 @@ Value Interpreter::evaluate(const Expr& expr) {
       return lookup(expr.name);
     case Op::kList:
     case Op::kTuple: {
+      context_.budget.spend(8 * expr.args.size());
       std::vector<Value> items;
       for (const ExprPtr& item : expr.args) items.push_back(evaluate(*item));
       return Value::list(std::move(items), expr.op == Op::kList ? Kind::kList : Kind::kTuple);
     }
     case Op::kDict: {
+      context_.budget.spend(64 * expr.args.size());
       Dict dict;
       for (size_t i = 0; i < expr.args.size(); i += 2) {
         const Value key = arg(i);
@@ -247,6 +249,7 @@ Value Interpreter::evaluate(const Expr& expr) {
     case Op::kCompare:
       return Value::boolean(compare_chain(expr));
     case Op::kConcat: {
+      context_.budget.spend(16);
       MarkedText text;
       for (const ExprPtr& part : expr.args) {
         const MarkedText more = to_text(evaluate(*part), context_.budget);

@@ -96,7 +96,7 @@ Value float_arithmetic(Op op, double a, double b) {
 
 Value repeated(const Value& value, int64_t times, Budget& budget) {
   const auto n = static_cast<uint64_t>(std::max<int64_t>(times, 0));
-  const uint64_t size = value.is(Kind::kString) ? value.text().size() : value.items().size();
+  const uint64_t size = value.is(Kind::kString) ? value.text().size() : 8 * value.items().size();
   uint64_t total = 0;
   if (__builtin_mul_overflow(n, size, &total)) total = UINT64_MAX;
   budget.spend(total);
@@ -154,13 +154,13 @@ Value arithmetic(Op op, const Value& a, const Value& b, Budget& budget) {
   if (op == Op::kMultiply && repeats(a) && is_integer(b)) return repeated(a, b.as_int(), budget);
   if (op == Op::kMultiply && repeats(b) && is_integer(a)) return repeated(b, a.as_int(), budget);
   if (op == Op::kAdd && a.is(Kind::kString) && b.is(Kind::kString)) {
-    budget.spend(a.text().size() + b.text().size());
+    budget.spend(16 + a.text().size() + b.text().size());
     MarkedText text = a.text();
     text.append(b.text());
     return Value::string(std::move(text));
   }
   if (op == Op::kAdd && a.is_sequence() && a.kind() == b.kind()) {
-    budget.spend(a.items().size() + b.items().size());
+    budget.spend(8 * (a.items().size() + b.items().size()));
     std::vector<Value> items = a.items();
     items.insert(items.end(), b.items().begin(), b.items().end());
     return Value::list(std::move(items), a.kind());
@@ -220,7 +220,7 @@ bool contains(const Value& container, const Value& item, Budget& budget) {
 Value slice(const Value& value, const Value& start, const Value& stop, const Value& step, Budget& budget) {
   if (value.is_sequence()) {
     const Bounds bounds = slice_bounds(static_cast<int64_t>(value.items().size()), start, stop, step);
-    budget.spend(static_cast<uint64_t>(bounds.count));
+    budget.spend(8 * static_cast<uint64_t>(bounds.count));
     std::vector<Value> items;
     for (int64_t i = 0; i < bounds.count; ++i) items.push_back(value.items()[bounds.begin + i * bounds.step]);
     return Value::list(std::move(items), value.kind());

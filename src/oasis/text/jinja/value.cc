@@ -321,10 +321,10 @@ std::vector<Value> elements_of(const Value& value, Budget& budget) {
       break;
     case Kind::kList:
     case Kind::kTuple:
-      budget.spend(value.items().size());
+      budget.spend(8 * value.items().size());
       return value.items();
     case Kind::kDict:
-      budget.spend(value.dict().size());
+      budget.spend(64 * value.dict().size());
       for (const auto& [key, item] : value.dict().items()) out.push_back(Value::string(key));
       break;
     case Kind::kString: {
