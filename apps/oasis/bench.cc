@@ -82,7 +82,12 @@ int run(BenchFlags& f) {
   }
   auto opened = open_model(f);
   if (!opened.ok()) return fail(opened.status());
-  if (f.config.max_context == 0) f.config.max_context = f.prompt_tokens + f.max_tokens;
+  // Between two items of a later prompt the earlier sequences decode one token each: they get that many more, so that
+  // all of them still run when the last prompt is in.
+  const auto& m = opened->checkpoint->config();
+  const int items = m.layers * ((f.prompt_tokens + f.config.prefill_chunk - 1) / f.config.prefill_chunk);
+  const auto tokens_of = [&](int sequence) { return f.max_tokens + items * (f.batch - 1 - sequence); };
+  if (f.config.max_context == 0) f.config.max_context = f.prompt_tokens + tokens_of(0);
   f.config.max_sequences = f.batch;
   f.config.prefix_cache = false;
   auto made = engine::Engine::create(*opened->device, *opened->checkpoint, &*opened->tokenizer, f.config);
@@ -105,7 +110,7 @@ int run(BenchFlags& f) {
     if (!prompt.ok()) return fail(prompt.status());
     engine::Request r;
     r.prompt = std::move(*prompt);
-    r.max_tokens = f.max_tokens;
+    r.max_tokens = tokens_of(b);
     r.ignore_eos = true;
     r.on_event = [&, b](const engine::Event& e) {
       auto& mine = done[static_cast<size_t>(b)];
@@ -135,8 +140,11 @@ int run(BenchFlags& f) {
       all_decode += seconds;
       counted_tokens += after.output_tokens - before.output_tokens;
     }
+    if (static_cast<int>(steps.size()) >= f.max_tokens) break;
     if (interrupted()) return fail(Status(StatusCode::kCancelled, "interrupted"));
   }
+  for (const auto id : ids) engine.cancel(id);
+  engine.run_until_idle();
   progress.clear();
   if (!error.ok()) return fail(error);
 
@@ -155,8 +163,8 @@ int run(BenchFlags& f) {
   const double median = timed.empty() ? 0 : timed[timed.size() / 2];
   const double per_step = steps.empty() ? 0 : static_cast<double>(counted_tokens) / static_cast<double>(steps.size());
   const double rate = all_decode > 0 ? static_cast<double>(counted_tokens) / all_decode : 0;
-  const auto m = engine.metrics();
-  const int64_t read = bytes_a_step(engine, f, sparse, f.prompt_tokens + f.max_tokens / 2.0, m.weight_bytes);
+  const auto metrics = engine.metrics();
+  const int64_t read = bytes_a_step(engine, f, sparse, f.prompt_tokens + f.max_tokens / 2.0, metrics.weight_bytes);
 
   nlohmann::ordered_json j;
   j["prefill"] = {{"tokens", int64_t{f.batch} * f.prompt_tokens},
@@ -191,16 +199,16 @@ int run(BenchFlags& f) {
     fmt::print("; {:.1f} GB/s of {:.1f} measured", median > 0 ? static_cast<double>(read) / median / 1e9 : 0,
                bandwidth / 1e9);
   }
-  const double n = std::max<double>(1, static_cast<double>(m.core.steps));
+  const double n = std::max<double>(1, static_cast<double>(metrics.core.steps));
   fmt::print("\nfetched   {:>8}/step   agreement {:.3f}, cover {:.3f}\n",
-             format_bytes(static_cast<uint64_t>(static_cast<double>(m.core.bytes) / n)), m.core.agreement(),
-             m.core.cover());
+             format_bytes(static_cast<uint64_t>(static_cast<double>(metrics.core.bytes) / n)), metrics.core.agreement(),
+             metrics.core.cover());
   fmt::print(
       "stages    predict {:.2f}, select {:.2f}, transfer {:.2f} (background), wait {:.2f}, draft {:.2f} ms a step\n",
-      m.core.predict_seconds / n * 1e3, m.core.select_seconds / n * 1e3, m.core.transfer_seconds / n * 1e3,
-      m.core.wait_seconds / n * 1e3, m.draft_seconds / n * 1e3);
-  fmt::print("fast tier {:>8} at most of {}\n", format_bytes(static_cast<uint64_t>(m.fast_bytes_peak)),
-             format_bytes(static_cast<uint64_t>(m.fast_bytes_limit)));
+      metrics.core.predict_seconds / n * 1e3, metrics.core.select_seconds / n * 1e3,
+      metrics.core.transfer_seconds / n * 1e3, metrics.core.wait_seconds / n * 1e3, metrics.draft_seconds / n * 1e3);
+  fmt::print("fast tier {:>8} at most of {}\n", format_bytes(static_cast<uint64_t>(metrics.fast_bytes_peak)),
+             format_bytes(static_cast<uint64_t>(metrics.fast_bytes_limit)));
   return kDone;
 }
 
