@@ -229,6 +229,12 @@ void direct(const DirectJob& job) {
   }
 }
 
+INLINE int sum8_int(__m256i v) {
+  const __m128i h = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  const __m128i q = _mm_add_epi32(h, _mm_unpackhi_epi64(h, h));
+  return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 1)));
+}
+
 void quantize_row(const PackedX& x, int64_t row) {
   const int64_t blocks = x.cols / kBlock;
   int8_t* q = x.q + row * x.block_stride * kBlock;
@@ -236,20 +242,26 @@ void quantize_row(const PackedX& x, int64_t row) {
   float* sum = x.sum + row * 3 * x.block_stride;
   for (int64_t b = 0; b < blocks; ++b) {
     const float* from = x.x + row * x.x_stride + b * kBlock;
-    // As integers, so that a NaN is the largest and makes the whole block NaN.
-    int32_t top = 0;
-    for (int i = 0; i < kBlock; ++i) top = std::max(top, std::bit_cast<int32_t>(from[i]) & 0x7fffffff);
-    const float amax = std::bit_cast<float>(top), inverse = amax > 0 ? 127.f / amax : 0.f;
-    int sums[2] = {};
-    for (int i = 0; i < kBlock; ++i) {
-      const auto value = static_cast<int8_t>(_mm_cvtss_si32(_mm_set_ss(from[i] * inverse)));
-      q[b * kBlock + i] = value;
-      sums[i / 16] += value;
+    __m256 v[4];
+    __m256i top = _mm256_setzero_si256();
+    for (int i = 0; i < 4; ++i) {
+      v[i] = _mm256_loadu_ps(from + 8 * i);
+      // As integers, so that a NaN is the largest and makes the whole block NaN.
+      top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(v[i]), _mm256_set1_epi32(0x7fffffff)));
     }
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+    m = _mm_max_epi32(m, _mm_unpackhi_epi64(m, m));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 1));
+    const float amax = _mm_cvtss_f32(_mm_castsi128_ps(m));
+    const __m256 inverse = _mm256_set1_ps(amax > 0 ? 127.f / amax : 0.f);
+    __m256i w[4];
+    for (int i = 0; i < 4; ++i) w[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
+    const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(w[0], w[1]), _mm256_packs_epi32(w[2], w[3]));
+    store256(q + b * kBlock, _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
     scale[b] = amax / 127.f;
-    sum[b] = scale[b] * static_cast<float>(sums[0]);
-    sum[x.block_stride + b] = scale[b] * static_cast<float>(sums[1]);
-    sum[2 * x.block_stride + b] = scale[b] * static_cast<float>(sums[0] + sums[1]);
+    sum[b] = scale[b] * static_cast<float>(sum8_int(_mm256_add_epi32(w[0], w[1])));
+    sum[x.block_stride + b] = scale[b] * static_cast<float>(sum8_int(_mm256_add_epi32(w[2], w[3])));
+    sum[2 * x.block_stride + b] = sum[b] + sum[x.block_stride + b];
   }
   const int64_t padding = x.block_stride - blocks;
   std::fill_n(scale + blocks, padding, 0.f);

@@ -2,9 +2,9 @@
 //
 // Quantised weights are unsigned bytes u with value d * u + m per block of 32 (per 16 for Q6_K), so that
 //   w . x = sum over blocks of d * scale * (u . q) + m * scale * sum(q),
-// u . q in integers by vpdpbusd. Four blocks (a quad) are taken at a time, their values arranged so that 32-bit lane
-// 4 i + k of a register holds values 4 i .. 4 i + 3 of block k. So the four scales of x, adjacent in memory, are
-// broadcast by the load itself, and a quad has one sum in floats.
+// u . q in integers by vpdpbusd. Factors are unpacked for 16 blocks (a chunk) at a time, bytes for four (a quad), and
+// arranged so that 32-bit lane 4 i + k of a register holds values 4 i .. 4 i + 3 of block k: then the four factors
+// d * scale, adjacent in memory, are broadcast by the load itself, and a quad is one sum in floats.
 //
 // Everything has internal linkage: no code compiled for this instruction set is shared with files that are not.
 #pragma once
@@ -26,18 +26,19 @@ namespace {
 
 #define INLINE [[gnu::always_inline]] inline
 
-// Four blocks. Where the row ends before the fourth, the rest is zero.
-struct Quad {
-  __m512i first, second;  // u of the first and the second 16 values of each block, arranged as above
-  __m512 d[2];            // of those, repeated in every quarter; [1] is set only where kHalves is 2
-  __m128 m[2];
+constexpr int kChunk = 16;  // blocks
+
+// d and m of the blocks of a chunk; [1] of the second 16 values of each, set only where kHalves is 2. Zero past the end
+// of the row.
+struct Factors {
+  __m512 d[2], m[2];
 };
 
-// Words [at, end) of 16 bits from a sequence of which `words` are there.
-INLINE __m512i words_from(const uint8_t* p, int at, int words) {
-  const int n = std::clamp(words - at, 0, 32);
-  return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << n) - 1), p + 2 * at);
-}
+// Bytes u of the first and the second 16 values of four blocks, arranged as above.
+struct Quad {
+  __m512i first, second;
+};
+
 INLINE __m512i load512(const uint8_t* p) { return _mm512_loadu_si512(p); }
 INLINE __m512i load128(const uint8_t* p) {
   return _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -45,10 +46,14 @@ INLINE __m512i load128(const uint8_t* p) {
 INLINE __m512i load64(const uint8_t* p) {
   return _mm512_castsi128_si512(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
+// Words of 16 bits from `at` on, of a sequence of which `words` are there; zero past them.
+INLINE __m512i words_from(const uint8_t* p, int at, int words) {
+  const int n = std::clamp(words - at, 0, 32);
+  return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << n) - 1), p + 2 * at);
+}
 
 INLINE __m512i low_nibbles(__m512i v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 INLINE __m512i high_nibbles(__m512i v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
-INLINE __m512 halves_to_float(__m512i v) { return _mm512_cvtph_ps(_mm512_castsi512_si256(v)); }
 INLINE __m512 four_times(__m128 v) { return _mm512_broadcast_f32x4(v); }
 
 // Index of an arrangement: lane 4 i + k takes words start + stride * k + 2 i and the next.
@@ -62,88 +67,119 @@ constexpr WordIndex arrangement(int start, int stride) {
       for (int j = 0; j < 2; ++j) index.word[8 * i + 2 * k + j] = static_cast<int16_t>(start + stride * k + 2 * i + j);
   return index;
 }
-// The word of each of four blocks, over and over.
-constexpr WordIndex repeated(int start, int stride) {
-  WordIndex index{};
-  for (int i = 0; i < 32; ++i) index.word[i] = static_cast<int16_t>(start + stride * (i % 4));
-  return index;
-}
 INLINE __m512i load(const WordIndex& index) { return _mm512_load_si512(&index); }
 
-// A format has kQuads quads in a unit; unit(p, n, q) unpacks the n blocks (4 * kQuads but at the end of a row) at p.
+// The halves at the start of n blocks.
+template <int kBytes>
+INLINE __m512 first_halves(const uint8_t* p, int n) {
+  uint64_t words[4] = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < kChunk; ++i) {
+    if (i < n) {
+      uint16_t half;
+      std::memcpy(&half, p + i * kBytes, 2);
+      words[i / 4] |= static_cast<uint64_t>(half) << i % 4 * 16;
+    }
+  }
+  const auto w = [&](int i) { return static_cast<int64_t>(words[i]); };
+  return _mm512_cvtph_ps(_mm256_setr_epi64x(w(0), w(1), w(2), w(3)));
+}
+
+// A format: factors(p, n) of the n <= 16 blocks at p, quad(p, j, n), the j-th quad of these.
 
 struct Q4_0 {
   static constexpr DType kType = DType::kQ4_0;
-  static constexpr int kQuads = 1, kHalves = 1;
-  INLINE static void unit(const uint8_t* p, int n, Quad* q) {
-    static constexpr WordIndex kNibbles = arrangement(1, 9), kFactors = repeated(0, 9);
-    const __m512i a = n == 4 ? load512(p) : words_from(p, 0, 9 * n);
-    const __m512i b = n == 4 ? load64(p + 64) : _mm512_setzero_si512();
+  static constexpr int kHalves = 1;
+  INLINE static Factors factors(const uint8_t* p, int n) {
+    Factors f;
+    f.d[0] = first_halves<18>(p, n);
+    f.m[0] = _mm512_mul_ps(f.d[0], _mm512_set1_ps(-8));
+    return f;
+  }
+  INLINE static Quad quad(const uint8_t* p, int j, int n) {
+    static constexpr WordIndex kNibbles = arrangement(1, 9);
+    p += 72 * j;
+    n -= 4 * j;
+    const __m512i a = n >= 4 ? load512(p) : words_from(p, 0, 9 * n);
+    const __m512i b = n >= 4 ? load64(p + 64) : _mm512_setzero_si512();
     const __m512i v = _mm512_permutex2var_epi16(a, load(kNibbles), b);
-    q->first = low_nibbles(v);
-    q->second = high_nibbles(v);
-    q->d[0] = halves_to_float(_mm512_permutexvar_epi16(load(kFactors), a));
-    q->m[0] = _mm_mul_ps(_mm512_castps512_ps128(q->d[0]), _mm_set1_ps(-8));
+    return {low_nibbles(v), high_nibbles(v)};
   }
 };
 
 struct Q4_1 {
   static constexpr DType kType = DType::kQ4_1;
-  static constexpr int kQuads = 1, kHalves = 1;
-  INLINE static void unit(const uint8_t* p, int n, Quad* q) {
-    // A block is 5 words of 32 bits: d and m, then 4 of nibbles.
-    const __m512i a = n == 4 ? load512(p) : words_from(p, 0, 10 * n);
-    const __m512i b = n == 4 ? load128(p + 64) : _mm512_setzero_si512();
+  static constexpr int kHalves = 1;
+  // A block is 5 words of 32 bits, d and m, then 4 of nibbles; a chunk is 5 registers.
+  INLINE static Factors factors(const uint8_t* p, int n) {
+    const auto load = [&](int r) { return n >= kChunk ? load512(p + 64 * r) : words_from(p, 32 * r, 10 * n); };
+    const __m512i low = _mm512_setr_epi32(0, 5, 10, 15, 20, 25, 30, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m512i middle = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 3, 8, 13, 18, 23, 28, 0, 0, 0);
+    const __m512i high = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 6, 11);
+    __m512i dm = _mm512_maskz_permutex2var_epi32(0x007f, load(0), low, load(1));
+    if (n > 6) {
+      dm = _mm512_or_si512(dm, _mm512_maskz_permutex2var_epi32(0x1f80, load(2), middle, load(3)));
+      dm = _mm512_mask_permutexvar_epi32(dm, 0xe000, high, load(4));
+    }
+    Factors f;
+    f.d[0] = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(dm));
+    f.m[0] = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(dm, 16)));
+    return f;
+  }
+  INLINE static Quad quad(const uint8_t* p, int j, int n) {
+    p += 80 * j;
+    n -= 4 * j;
+    const __m512i a = n >= 4 ? load512(p) : words_from(p, 0, 10 * n);
+    const __m512i b = n >= 4 ? load128(p + 64) : _mm512_setzero_si512();
     const __m512i order = _mm512_setr_epi32(1, 6, 11, 16, 2, 7, 12, 17, 3, 8, 13, 18, 4, 9, 14, 19);
     const __m512i v = _mm512_permutex2var_epi32(a, order, b);
-    q->first = low_nibbles(v);
-    q->second = high_nibbles(v);
-    static constexpr WordIndex kFactors = [] {
-      WordIndex index = repeated(0, 10);
-      for (int i = 16; i < 32; ++i) ++index.word[i];
-      return index;
-    }();
-    const __m512i factors = _mm512_permutexvar_epi16(load(kFactors), a);  // d 16 times, m 16 times
-    q->d[0] = halves_to_float(factors);
-    q->m[0] = _mm_cvtph_ps(_mm512_extracti32x4_epi32(factors, 2));
+    return {low_nibbles(v), high_nibbles(v)};
   }
 };
 
 struct Q8_0 {
   static constexpr DType kType = DType::kQ8_0;
-  static constexpr int kQuads = 1, kHalves = 1;
-  INLINE static void unit(const uint8_t* p, int n, Quad* q) {
+  static constexpr int kHalves = 1;
+  INLINE static Factors factors(const uint8_t* p, int n) {
+    Factors f;
+    f.d[0] = first_halves<34>(p, n);
+    f.m[0] = _mm512_mul_ps(f.d[0], _mm512_set1_ps(-128));
+    return f;
+  }
+  INLINE static Quad quad(const uint8_t* p, int j, int n) {
     // A block is 17 words, a quad 68: two registers that start at word 0 and two that end at word 68.
-    static constexpr WordIndex kFirst = arrangement(1, 17), kSecond = arrangement(9 - 4, 17),
-                               kFactors = repeated(0, 17);
-    const bool full = n == 4;
+    static constexpr WordIndex kFirst = arrangement(1, 17), kSecond = arrangement(9 - 4, 17);
+    p += 136 * j;
+    n -= 4 * j;
+    const bool full = n >= 4;
     const __m512i a = full ? load512(p) : words_from(p, 0, 17 * n);
     const __m512i b = full ? load512(p + 64) : words_from(p, 32, 17 * n);
     const __m512i c = full ? load512(p + 8) : words_from(p, 4, 17 * n);
     const __m512i e = full ? load512(p + 72) : words_from(p, 36, 17 * n);
     const __m512i flip = _mm512_set1_epi8(-128);  // u = value + 128
-    q->first = _mm512_xor_si512(_mm512_permutex2var_epi16(a, load(kFirst), b), flip);
-    q->second = _mm512_xor_si512(_mm512_permutex2var_epi16(c, load(kSecond), e), flip);
-    q->d[0] = halves_to_float(_mm512_permutex2var_epi16(a, load(kFactors), b));
-    q->m[0] = _mm_mul_ps(_mm512_castps512_ps128(q->d[0]), _mm_set1_ps(-128));
+    return {_mm512_xor_si512(_mm512_permutex2var_epi16(a, load(kFirst), b), flip),
+            _mm512_xor_si512(_mm512_permutex2var_epi16(c, load(kSecond), e), flip)};
   }
 };
 
 // From two registers that hold two blocks each, one after the other: b0 b1, b2 b3.
-INLINE void arrange(__m512i b01, __m512i b23, Quad* q) {
+INLINE Quad arrange(__m512i b01, __m512i b23) {
   const __m512i first = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
-  q->first = _mm512_permutex2var_epi32(b01, first, b23);
-  q->second = _mm512_permutex2var_epi32(b01, _mm512_add_epi32(first, _mm512_set1_epi32(4)), b23);
+  const __m512i second = _mm512_setr_epi32(4, 12, 20, 28, 5, 13, 21, 29, 6, 14, 22, 30, 7, 15, 23, 31);
+  return {_mm512_permutex2var_epi32(b01, first, b23), _mm512_permutex2var_epi32(b01, second, b23)};
 }
 // b0 b2, b1 b3.
-INLINE void arrange_02_13(__m512i b02, __m512i b13, Quad* q) {
+INLINE Quad arrange_02_13(__m512i b02, __m512i b13) {
   const __m512i first = _mm512_setr_epi32(0, 16, 8, 24, 1, 17, 9, 25, 2, 18, 10, 26, 3, 19, 11, 27);
-  q->first = _mm512_permutex2var_epi32(b02, first, b13);
-  q->second = _mm512_permutex2var_epi32(b02, _mm512_add_epi32(first, _mm512_set1_epi32(4)), b13);
+  const __m512i second = _mm512_setr_epi32(4, 20, 12, 28, 5, 21, 13, 29, 6, 22, 14, 30, 7, 23, 15, 31);
+  return {_mm512_permutex2var_epi32(b02, first, b13), _mm512_permutex2var_epi32(b02, second, b13)};
 }
 
 // Factors of the 8 sub-blocks of a Q4_K or Q5_K block.
-INLINE void k_factors(const uint8_t* block, Quad* q) {
+struct KFactors {
+  __m256 d, m;
+};
+INLINE KFactors k_factors(const uint8_t* block) {
   uint32_t head, s[3];
   std::memcpy(&head, block, 4);
   std::memcpy(s, block + 4, 12);
@@ -155,12 +191,14 @@ INLINE void k_factors(const uint8_t* block, Quad* q) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))));
   };
   const __m256 minus_dmin = _mm256_broadcastss_ps(_mm_xor_ps(_mm_movehdup_ps(halves), _mm_set1_ps(-0.f)));
-  const __m256 d = _mm256_mul_ps(floats(scales), _mm256_broadcastss_ps(halves));
-  const __m256 m = _mm256_mul_ps(floats(mins), minus_dmin);
-  q[0].d[0] = four_times(_mm256_castps256_ps128(d));
-  q[1].d[0] = four_times(_mm256_extractf128_ps(d, 1));
-  q[0].m[0] = _mm256_castps256_ps128(m);
-  q[1].m[0] = _mm256_extractf128_ps(m, 1);
+  return {_mm256_mul_ps(floats(scales), _mm256_broadcastss_ps(halves)), _mm256_mul_ps(floats(mins), minus_dmin)};
+}
+INLINE Factors two_k_factors(const uint8_t* a, const uint8_t* b) {  // b null: there is no second block
+  const KFactors x = k_factors(a), y = b ? k_factors(b) : KFactors{_mm256_setzero_ps(), _mm256_setzero_ps()};
+  Factors f;
+  f.d[0] = _mm512_insertf32x8(_mm512_castps256_ps512(x.d), y.d, 1);
+  f.m[0] = _mm512_insertf32x8(_mm512_castps256_ps512(x.m), y.m, 1);
+  return f;
 }
 
 // Rotates the words of the lower and upper 32 bytes so that bit `low` and `high` of each byte come to bit 4 (what was
@@ -175,55 +213,54 @@ INLINE __m512i twice(const uint8_t* p) {
 
 struct Q4_K {
   static constexpr DType kType = DType::kQ4_K;
-  static constexpr int kQuads = 2, kHalves = 1;
-  INLINE static void unit(const uint8_t* p, int, Quad* q) {
-    k_factors(p, q);
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; ++h) {
-      const __m512i v = load512(p + 16 + 64 * h);
-      arrange_02_13(low_nibbles(v), high_nibbles(v), &q[h]);
-    }
+  static constexpr int kHalves = 1;
+  INLINE static Factors factors(const uint8_t* p, int n) { return two_k_factors(p, n > 8 ? p + 144 : nullptr); }
+  INLINE static Quad quad(const uint8_t* p, int j, int) {
+    const __m512i v = load512(p + j / 2 * 144 + 16 + j % 2 * 64);
+    return arrange_02_13(low_nibbles(v), high_nibbles(v));
   }
 };
 
 struct Q5_K {
   static constexpr DType kType = DType::kQ5_K;
-  static constexpr int kQuads = 2, kHalves = 1;
-  INLINE static void unit(const uint8_t* p, int, Quad* q) {
-    k_factors(p, q);
-    const __m512i bits = twice(p + 16), mask = _mm512_set1_epi8(16);
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; ++h) {
-      const __m512i v = load512(p + 48 + 64 * h);
-      const __m512i even = _mm512_and_si512(to_bit_4(bits, 4 * h, 4 * h + 2), mask);
-      const __m512i odd = _mm512_and_si512(to_bit_4(bits, 4 * h + 1, 4 * h + 3), mask);
-      arrange_02_13(_mm512_or_si512(low_nibbles(v), even), _mm512_or_si512(high_nibbles(v), odd), &q[h]);
-    }
+  static constexpr int kHalves = 1;
+  INLINE static Factors factors(const uint8_t* p, int n) { return two_k_factors(p, n > 8 ? p + 176 : nullptr); }
+  INLINE static Quad quad(const uint8_t* p, int j, int) {
+    const uint8_t* block = p + j / 2 * 176;
+    const int bit = j % 2 * 4;
+    const __m512i v = load512(block + 48 + j % 2 * 64), bits = twice(block + 16), mask = _mm512_set1_epi8(16);
+    const __m512i even = _mm512_and_si512(to_bit_4(bits, bit, bit + 2), mask);
+    const __m512i odd = _mm512_and_si512(to_bit_4(bits, bit + 1, bit + 3), mask);
+    return arrange_02_13(_mm512_or_si512(low_nibbles(v), even), _mm512_or_si512(high_nibbles(v), odd));
   }
 };
 
 struct Q6_K {
   static constexpr DType kType = DType::kQ6_K;
-  static constexpr int kQuads = 2, kHalves = 2;
-  INLINE static void unit(const uint8_t* p, int, Quad* q) {
+  static constexpr int kHalves = 2;
+  INLINE static Factors factors(const uint8_t* p, int n) {
+    const __m512 a = scales(p), b = n > 8 ? scales(p + 210) : _mm512_setzero_ps();
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    Factors f;
+    f.d[0] = _mm512_permutex2var_ps(a, even, b);
+    f.d[1] = _mm512_permutex2var_ps(a, odd, b);
+    for (int h = 0; h < 2; ++h) f.m[h] = _mm512_mul_ps(f.d[h], _mm512_set1_ps(-32));
+    return f;
+  }
+  // Of the 16 groups of 16 of a block.
+  INLINE static __m512 scales(const uint8_t* block) {
     uint16_t half;
-    std::memcpy(&half, p + 208, 2);
-    const __m512i scales = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 192)));
-    const __m512 s = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), _mm512_set1_ps(_cvtsh_ss(half)));
-    const __m512i mask = _mm512_set1_epi8(48);
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; ++h) {
-      const __m512i v = load512(p + 64 * h), bits = twice(p + 128 + 32 * h);
-      const __m512i low = _mm512_or_si512(low_nibbles(v), _mm512_and_si512(to_bit_4(bits, 0, 2), mask));
-      const __m512i up = _mm512_or_si512(high_nibbles(v), _mm512_and_si512(to_bit_4(bits, 4, 6), mask));
-      arrange(low, up, &q[h]);
-#pragma GCC unroll 2
-      for (int half16 = 0; half16 < 2; ++half16) {
-        const __m512i every = _mm512_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6);
-        q[h].d[half16] = _mm512_permutexvar_ps(_mm512_add_epi32(every, _mm512_set1_epi32(8 * h + half16)), s);
-        q[h].m[half16] = _mm_mul_ps(_mm512_castps512_ps128(q[h].d[half16]), _mm_set1_ps(-32));
-      }
-    }
+    std::memcpy(&half, block + 208, 2);
+    const __m512i s = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 192)));
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(s), _mm512_set1_ps(_cvtsh_ss(half)));
+  }
+  INLINE static Quad quad(const uint8_t* p, int j, int) {
+    const uint8_t* block = p + j / 2 * 210;
+    const __m512i v = load512(block + j % 2 * 64), bits = twice(block + 128 + j % 2 * 32), mask = _mm512_set1_epi8(48);
+    const __m512i low = _mm512_or_si512(low_nibbles(v), _mm512_and_si512(to_bit_4(bits, 0, 2), mask));
+    const __m512i up = _mm512_or_si512(high_nibbles(v), _mm512_and_si512(to_bit_4(bits, 4, 6), mask));
+    return arrange(low, up);
   }
 };
 

@@ -9,31 +9,37 @@ namespace {
 
 constexpr int kGroup = 16;  // weight rows whose lanes are added up together
 
-// The sums of one weight row with one row of x: all lanes of both together.
-struct Sums {
-  __m512 products = _mm512_setzero_ps();
-  __m128 minimums = _mm_setzero_ps();
+// The factors of a chunk with kRows rows of x from block b on: minimums go to the sums, d * scale into memory.
+template <int kHalves, int kRows>
+struct ScaledFactors {
+  alignas(64) float d[kRows][kHalves][kChunk];
 
-  INLINE __m512 lanes() const { return _mm512_add_ps(products, _mm512_zextps128_ps512(minimums)); }
+  INLINE ScaledFactors(const Factors& f, const PackedX& x, int64_t b, __m512* sums) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const __m512 scale = _mm512_load_ps(x.scale + r * x.block_stride + b);
+      const float* sum = x.sum + r * 3 * x.block_stride + b;
+      for (int h = 0; h < kHalves; ++h) {
+        _mm512_store_ps(d[r][h], _mm512_mul_ps(f.d[h], scale));
+        sums[r] = _mm512_fmadd_ps(f.m[h], _mm512_load_ps(sum + (kHalves == 2 ? h : 2) * x.block_stride), sums[r]);
+      }
+    }
+  }
 };
 
-// Adds the product of a quad with blocks b .. b + 3 of row `row` of x.
-template <int kHalves>
-INLINE void add_product(const Quad& w, const PackedX& x, int64_t row, int64_t b, Sums* sums) {
-  const int8_t* q = x.q + (row * x.block_stride + b) * kBlock;
-  const float* sum = x.sum + row * 3 * x.block_stride + b;
-  const __m512 scale = four_times(_mm_load_ps(x.scale + row * x.block_stride + b));
+// Adds the product of quad j of a chunk with row r of x, q its bytes there.
+template <int kHalves, int kRows>
+INLINE void add_product(const Quad& w, const ScaledFactors<kHalves, kRows>& f, int r, int j, const int8_t* q,
+                        __m512* sum) {
+  const auto factor = [&](int h) { return four_times(_mm_load_ps(&f.d[r][h][4 * j])); };
   const __m512i first = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.first, _mm512_load_si512(q));
   if constexpr (kHalves == 1) {
     const __m512i both = _mm512_dpbusd_epi32(first, w.second, _mm512_load_si512(q + 64));
-    sums->products = _mm512_fmadd_ps(_mm512_cvtepi32_ps(both), _mm512_mul_ps(w.d[0], scale), sums->products);
-    sums->minimums = _mm_fmadd_ps(w.m[0], _mm_load_ps(sum + 2 * x.block_stride), sums->minimums);
+    *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(both), factor(0), *sum);
   } else {
     const __m512i second = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.second, _mm512_load_si512(q + 64));
-    const __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(first), w.d[0]);
-    sums->products = _mm512_fmadd_ps(_mm512_fmadd_ps(_mm512_cvtepi32_ps(second), w.d[1], v), scale, sums->products);
-    sums->minimums = _mm_fmadd_ps(w.m[0], _mm_load_ps(sum), sums->minimums);
-    sums->minimums = _mm_fmadd_ps(w.m[1], _mm_load_ps(sum + x.block_stride), sums->minimums);
+    *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(first), factor(0), *sum);
+    *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(second), factor(1), *sum);
   }
 }
 
@@ -60,75 +66,89 @@ INLINE void write_group(const DirectJob& job, int64_t row, int64_t rows, int64_t
   }
 }
 
+// sums[r] += the product of the n blocks at p with blocks b .. of row r of x.
+template <class Format, int kRows>
+INLINE void multiply_chunk(const uint8_t* p, int n, const PackedX& x, int64_t b, __m512* sums) {
+  const ScaledFactors<Format::kHalves, kRows> factors(Format::factors(p, n), x, b, sums);
+#pragma GCC unroll 4
+  for (int j = 0; j < kChunk / 4; ++j) {
+    if (4 * j >= n) break;
+    const Quad w = Format::quad(p, j, n);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r)
+      add_product(w, factors, r, j, x.q + (r * x.block_stride + b + 4 * j) * kBlock, &sums[r]);
+  }
+}
+
 // Up to 4 rows of x: unpacked weights stay in registers.
 template <class Format, int kRows>
 void few_rows(const DirectJob& job) {
-  constexpr int kBlocks = 4 * Format::kQuads;  // of a unit
-  const PackedX& x = *job.x;
-  const int64_t blocks = x.cols / kBlock, row_bytes = job.w.row_bytes(),
-                unit_bytes = bytes_of(Format::kType, kBlocks * kBlock);
+  const PackedX x = *job.x;
+  const int64_t blocks = x.cols / kBlock, row_bytes = job.w.row_bytes();
   const auto* w = static_cast<const uint8_t*>(job.w.data) + job.first * row_bytes;
   __m512 lanes[kRows][kGroup] = {};
   for (int64_t i0 = 0; i0 < job.count; i0 += kGroup) {
     const int64_t count = std::min<int64_t>(kGroup, job.count - i0);
     for (int64_t i = 0; i < count; ++i, w += row_bytes) {
-      Sums sums[kRows];
-      const auto add_unit = [&](const uint8_t* p, int64_t b, int n) {
-        Quad q[Format::kQuads];
-        Format::unit(p, n, q);
-#pragma GCC unroll 2
-        for (int j = 0; j < Format::kQuads; ++j)
-#pragma GCC unroll 4
-          for (int r = 0; r < kRows; ++r) add_product<Format::kHalves>(q[j], x, r, b + 4 * j, &sums[r]);
-      };
+      __m512 sums[kRows] = {};
       const uint8_t* p = w;
       int64_t b = 0;
-      for (; b + kBlocks <= blocks; b += kBlocks, p += unit_bytes) add_unit(p, b, kBlocks);
-      if (b < blocks) add_unit(p, b, static_cast<int>(blocks - b));
-      for (int r = 0; r < kRows; ++r) lanes[r][i] = sums[r].lanes();
+      for (; b + kChunk <= blocks; b += kChunk, p += bytes_of(Format::kType, kChunk * kBlock))
+        multiply_chunk<Format, kRows>(p, kChunk, x, b, sums);
+      if (b < blocks) multiply_chunk<Format, kRows>(p, static_cast<int>(blocks - b), x, b, sums);
+      for (int r = 0; r < kRows; ++r) lanes[r][i] = sums[r];
     }
     write_group(job, 0, kRows, i0, count, lanes);
   }
 }
 
+constexpr int kPanel = 32;  // weight rows
+
+// Factors of a chunk of 32 weight rows, those with m at 1, and of the second 16 values of a block at 2 and 3.
+struct PanelFactors {
+  __m512 of[4][kPanel];
+};
 // A quad of 32 weight rows, a lane a row.
 struct Panel {
-  __m512i u[2][16][2];  // word 4 i + k of the first and of the second 16 values; then two times 16 rows
-  __m512 d[2][4][2];    // of block k
-  __m512 m[2][4][2];
+  __m512i u[2][16][2];     // word 4 i + k of the first and of the second 16 values; then two times 16 rows
+  __m512 factor[4][4][2];  // as above, of block k
 };
 
-// The unit at w of `count` rows (those up to 32 repeat the last).
+// Row i of `count` weight rows at w; those up to 32 repeat the last.
+INLINE const uint8_t* row_of(const uint8_t* w, int64_t row_bytes, int64_t count, int64_t i) {
+  return w + std::min(i, count - 1) * row_bytes;
+}
+
 template <class Format>
-void unpack_panels(const uint8_t* w, int64_t row_bytes, int64_t count, int n, Panel* panels) {
-  constexpr int kRows = 32;
-  __m512i u[Format::kQuads][2][kRows];
-  __m128 factors[Format::kQuads][2 * Format::kHalves][kRows];
-  for (int64_t i = 0; i < kRows; ++i) {
-    Quad q[Format::kQuads];
-    Format::unit(w + std::min(i, count - 1) * row_bytes, n, q);
-    for (int j = 0; j < Format::kQuads; ++j) {
-      u[j][0][i] = q[j].first;
-      u[j][1][i] = q[j].second;
-      for (int h = 0; h < Format::kHalves; ++h) {
-        factors[j][2 * h][i] = _mm512_castps512_ps128(q[j].d[h]);
-        factors[j][2 * h + 1][i] = q[j].m[h];
-      }
+void unpack_factors(const uint8_t* w, int64_t row_bytes, int64_t count, int n, PanelFactors* out) {
+  for (int64_t i = 0; i < kPanel; ++i) {
+    const Factors f = Format::factors(row_of(w, row_bytes, count, i), n);
+    for (int h = 0; h < Format::kHalves; ++h) {
+      out->of[2 * h][i] = f.d[h];
+      out->of[2 * h + 1][i] = f.m[h];
     }
   }
-  for (int j = 0; j < Format::kQuads; ++j) {
-    for (int part = 0; part < 2; ++part)
-      for (int g = 0; g < 2; ++g) transpose_words(&u[j][part][16 * g], 64, &panels[j].u[part][0][g], 128);
-    for (int f = 0; f < 2 * Format::kHalves; ++f) {
-      auto* out = reinterpret_cast<float*>(f % 2 ? panels[j].m[f / 2] : panels[j].d[f / 2]);  // [block, row]
-      for (int i = 0; i < kRows; i += 4) {
-        __m128 a = factors[j][f][i], b = factors[j][f][i + 1], c = factors[j][f][i + 2], d = factors[j][f][i + 3];
-        _MM_TRANSPOSE4_PS(a, b, c, d);
-        _mm_store_ps(out + i, a);
-        _mm_store_ps(out + kRows + i, b);
-        _mm_store_ps(out + 2 * kRows + i, c);
-        _mm_store_ps(out + 3 * kRows + i, d);
-      }
+}
+
+template <class Format>
+void unpack_panel(const uint8_t* w, int64_t row_bytes, int64_t count, int j, int n, const PanelFactors& factors,
+                  Panel* out) {
+  __m512i u[2][kPanel];
+  for (int64_t i = 0; i < kPanel; ++i) {
+    const Quad q = Format::quad(row_of(w, row_bytes, count, i), j, n);
+    u[0][i] = q.first;
+    u[1][i] = q.second;
+  }
+  for (int part = 0; part < 2; ++part)
+    for (int g = 0; g < 2; ++g) transpose_words(&u[part][16 * g], 64, &out->u[part][0][g], 128);
+  for (int f = 0; f < 2 * Format::kHalves; ++f) {
+    const float* from = reinterpret_cast<const float*>(factors.of[f]) + 4 * j;
+    auto* to = reinterpret_cast<float*>(out->factor[f]);  // [block, row]
+    for (int i = 0; i < kPanel; i += 4) {
+      __m128 v[4];
+      for (int r = 0; r < 4; ++r) v[r] = _mm_load_ps(from + (i + r) * kChunk);
+      _MM_TRANSPOSE4_PS(v[0], v[1], v[2], v[3]);
+      for (int k = 0; k < 4; ++k) _mm_store_ps(to + k * kPanel + i, v[k]);
     }
   }
 }
@@ -168,9 +188,9 @@ void multiply_panel(const Panel& w, const PackedX& x, int64_t row, int64_t b, __
         const __m512 all = _mm512_set1_ps(sum[(r * 3 + which_sum) * x.block_stride + k]);
 #pragma GCC unroll 2
         for (int g = 0; g < 2; ++g) {
-          const __m512 product = _mm512_mul_ps(w.d[half][k][g], factor);
+          const __m512 product = _mm512_mul_ps(w.factor[2 * half][k][g], factor);
           s[r][g] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][g]), product, s[r][g]);
-          s[r][g] = _mm512_fmadd_ps(w.m[half][k][g], all, s[r][g]);
+          s[r][g] = _mm512_fmadd_ps(w.factor[2 * half + 1][k][g], all, s[r][g]);
         }
       }
     };
@@ -190,31 +210,34 @@ void multiply_panel(const Panel& w, const PackedX& x, int64_t row, int64_t b, __
 // More: 32 weight rows at a time, unpacked into lanes, so that every load of x serves them all.
 template <class Format>
 void many_rows(const DirectJob& job) {
-  constexpr int kBlocks = 4 * Format::kQuads;
   constexpr auto kMultiply = [] {
     constexpr int kHalves = Format::kHalves;
     return std::array{multiply_panel<kHalves, 1>, multiply_panel<kHalves, 2>, multiply_panel<kHalves, 3>,
                       multiply_panel<kHalves, 4>};
   }();
+  constexpr int64_t kChunkBytes = bytes_of(Format::kType, kChunk * kBlock);
   const PackedX& x = *job.x;
   const int64_t blocks = x.cols / kBlock, row_bytes = job.w.row_bytes(), groups = (x.rows + 3) / 4;
   const auto* w = static_cast<const uint8_t*>(job.w.data) + job.first * row_bytes;
-  Panel panels[Format::kQuads];
+  PanelFactors factors;
+  Panel panel;
   __m512 sums[kDirectRows][2];
-  for (int64_t i0 = 0; i0 < job.count; i0 += 32, w += 32 * row_bytes) {
-    const int64_t count = std::min<int64_t>(32, job.count - i0);
+  for (int64_t i0 = 0; i0 < job.count; i0 += kPanel, w += kPanel * row_bytes) {
+    const int64_t count = std::min<int64_t>(kPanel, job.count - i0);
     for (int64_t r = 0; r < x.rows; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
-    for (int64_t b = 0; b < blocks; b += kBlocks) {
-      const int n = static_cast<int>(std::min<int64_t>(kBlocks, blocks - b));
+    for (int64_t b = 0; b < blocks; b += kChunk) {
+      const int n = static_cast<int>(std::min<int64_t>(kChunk, blocks - b));
+      const uint8_t* p = w + b / kChunk * kChunkBytes;
       // Rows are read across, which no prefetcher of the processor foresees: the next 32 are fetched meanwhile.
-      const uint8_t* next = w + 32 * (row_bytes + bytes_of(Format::kType, b * kBlock));
-      for (int64_t at = 0; at < 32 * bytes_of(Format::kType, kBlocks * kBlock); at += 64)
+      const uint8_t* next = w + kPanel * (row_bytes + b / kChunk * kChunkBytes);
+      for (int64_t at = 0; at < kPanel * bytes_of(Format::kType, n * kBlock); at += 64)
         _mm_prefetch(reinterpret_cast<const char*>(next + at), _MM_HINT_T1);
-      unpack_panels<Format>(w + bytes_of(Format::kType, b * kBlock), row_bytes, count, n, panels);
-      for (int j = 0; j < Format::kQuads; ++j) {
+      unpack_factors<Format>(p, row_bytes, count, n, &factors);
+      for (int j = 0; 4 * j < n; ++j) {
+        unpack_panel<Format>(p, row_bytes, count, j, n, factors, &panel);
         for (int64_t g = 0; g < groups; ++g) {  // of 4 rows or nearly so
           const int64_t row = g * x.rows / groups, rows = (g + 1) * x.rows / groups - row;
-          kMultiply[rows - 1](panels[j], x, row, b + 4 * j, &sums[row]);
+          kMultiply[rows - 1](panel, x, row, b + 4 * j, &sums[row]);
         }
       }
     }
@@ -299,40 +322,60 @@ void tiles_bf16(const DirectJob& job) {
   }
 }
 
+// Lane i: the largest lane of v[i].
+INLINE __m128i max_each(const __m512i (&v)[4]) {
+  __m256i h[4];
+  for (int i = 0; i < 4; ++i) h[i] = _mm256_max_epi32(_mm512_castsi512_si256(v[i]), _mm512_extracti32x8_epi32(v[i], 1));
+  const __m256i a = _mm256_max_epi32(_mm256_unpacklo_epi32(h[0], h[1]), _mm256_unpackhi_epi32(h[0], h[1]));
+  const __m256i b = _mm256_max_epi32(_mm256_unpacklo_epi32(h[2], h[3]), _mm256_unpackhi_epi32(h[2], h[3]));
+  const __m256i c = _mm256_max_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+  return _mm_max_epi32(_mm256_castsi256_si128(c), _mm256_extracti128_si256(c, 1));
+}
+
+// Sums of the bytes of each block of half a quad.
+INLINE __m128 sum_bytes(__m512i q) {
+  const __m512i fours = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), q);
+  const __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(fours), _mm512_extracti32x8_epi32(fours, 1));
+  return _mm_cvtepi32_ps(_mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+}
+
 void quantize_row(const PackedX& x, int64_t row) {
   const float* from = x.x + row * x.x_stride;
-  const int64_t blocks = x.cols / kBlock;
   float* scale = x.scale + row * x.block_stride;
   float* sum = x.sum + row * 3 * x.block_stride;
   int8_t* q = x.q + row * x.block_stride * kBlock;
-  for (int64_t b = 0; b < blocks; ++b) {
-    const __m512 a = _mm512_loadu_ps(from + b * 32), c = _mm512_loadu_ps(from + b * 32 + 16);
-    // As integers, so that a NaN is the largest and makes the whole block NaN.
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    const __m512i top = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), magnitude),
-                                         _mm512_and_si512(_mm512_castps_si512(c), magnitude));
-    const float amax = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(top))));
-    const float d = amax / 127.f;
-    const __m512 inverse = _mm512_set1_ps(amax > 0 ? 127.f / amax : 0.f);
-    const __m512i qa = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
-    const __m512i qc = _mm512_cvtps_epi32(_mm512_mul_ps(c, inverse));
-    _mm_store_si128(reinterpret_cast<__m128i*>(q + b * 32), _mm512_cvtsepi32_epi8(qa));
-    _mm_store_si128(reinterpret_cast<__m128i*>(q + b * 32 + 16), _mm512_cvtsepi32_epi8(qc));
-    scale[b] = d;
-    const int first = _mm512_reduce_add_epi32(qa), second = _mm512_reduce_add_epi32(qc);
-    sum[b] = d * static_cast<float>(first);
-    sum[x.block_stride + b] = d * static_cast<float>(second);
-    sum[2 * x.block_stride + b] = d * static_cast<float>(first + second);
-  }
-  const int64_t padding = x.block_stride - blocks;
-  std::fill_n(q + blocks * kBlock, padding * kBlock, int8_t{0});
-  std::fill_n(scale + blocks, padding, 0.f);
-  for (int i = 0; i < 3; ++i) std::fill_n(sum + i * x.block_stride + blocks, padding, 0.f);
-  for (int64_t b = 0; b < blocks; b += 4) {
-    Quad v;
-    arrange(_mm512_load_si512(q + b * kBlock), _mm512_load_si512(q + b * kBlock + 64), &v);
-    _mm512_store_si512(q + b * kBlock, v.first);
-    _mm512_store_si512(q + b * kBlock + 64, v.second);
+  for (int64_t b = 0; b < x.block_stride; b += 4) {
+    __m512 v[4][2];
+    __m512i top[4];
+    for (int k = 0; k < 4; ++k) {
+      for (int h = 0; h < 2; ++h) {
+        const int64_t at = (b + k) * kBlock + 16 * h;
+        v[k][h] = _mm512_maskz_loadu_ps(static_cast<__mmask16>(at < x.cols ? 0xffff : 0), from + at);
+      }
+      // As integers, so that a NaN is the largest and makes the whole block NaN.
+      const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+      top[k] = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(v[k][0]), magnitude),
+                                _mm512_and_si512(_mm512_castps_si512(v[k][1]), magnitude));
+    }
+    const __m128 amax = _mm_castsi128_ps(max_each(top)), d = _mm_div_ps(amax, _mm_set1_ps(127));
+    alignas(16) float inverse[4];
+    const __mmask8 some = _mm_cmp_ps_mask(amax, _mm_setzero_ps(), _CMP_GT_OQ);
+    _mm_store_ps(inverse, _mm_maskz_div_ps(some, _mm_set1_ps(127), amax));
+    alignas(64) int8_t bytes[128];
+    for (int k = 0; k < 4; ++k) {
+      for (int h = 0; h < 2; ++h) {
+        const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(v[k][h], _mm512_set1_ps(inverse[k])));
+        _mm_store_si128(reinterpret_cast<__m128i*>(bytes + 32 * k + 16 * h), _mm512_cvtsepi32_epi8(rounded));
+      }
+    }
+    const Quad arranged = arrange(_mm512_load_si512(bytes), _mm512_load_si512(bytes + 64));
+    _mm512_store_si512(q + b * kBlock, arranged.first);
+    _mm512_store_si512(q + b * kBlock + 64, arranged.second);
+    const __m128 first = _mm_mul_ps(d, sum_bytes(arranged.first)), second = _mm_mul_ps(d, sum_bytes(arranged.second));
+    _mm_store_ps(scale + b, d);
+    _mm_store_ps(sum + b, first);
+    _mm_store_ps(sum + x.block_stride + b, second);
+    _mm_store_ps(sum + 2 * x.block_stride + b, _mm_add_ps(first, second));
   }
 }
 

@@ -8,32 +8,30 @@ namespace {
 // Unpacks columns [k0, k0 + depth) of a weight row to bf16. Writes zeros up to a multiple of 32.
 template <class Format>
 void unpack_row(const uint8_t* p, int64_t depth, bf16* out) {
-  constexpr int kBlocks = 4 * Format::kQuads;
   const __m512i natural = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
-  const __m512i two_on = _mm512_add_epi32(natural, _mm512_set1_epi32(2));
+  const __m512i two_on = _mm512_setr_epi32(2, 6, 10, 14, 18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31);
   const int64_t blocks = depth / kBlock;
-  for (int64_t b = 0; b < blocks; b += kBlocks) {
-    const int n = static_cast<int>(std::min<int64_t>(kBlocks, blocks - b));
-    Quad quads[Format::kQuads];
-    Format::unit(p + b / kBlocks * bytes_of(Format::kType, kBlocks * kBlock), n, quads);
-    for (int j = 0; j < Format::kQuads; ++j) {
-      const Quad& v = quads[j];
+  for (int64_t b = 0; b < blocks; b += kChunk, p += bytes_of(Format::kType, kChunk * kBlock)) {
+    const int n = static_cast<int>(std::min<int64_t>(kChunk, blocks - b));
+    const Factors factors = Format::factors(p, n);
+    alignas(64) float d[2][kChunk], m[2][kChunk];
+    for (int h = 0; h < Format::kHalves; ++h) {
+      _mm512_store_ps(d[h], factors.d[h]);
+      _mm512_store_ps(m[h], factors.m[h]);
+    }
+    for (int j = 0; 4 * j < n; ++j) {
+      const Quad v = Format::quad(p, j, n);
       alignas(64) uint8_t u[128];
       _mm512_store_si512(u, _mm512_permutex2var_epi32(v.first, natural, v.second));
       _mm512_store_si512(u + 64, _mm512_permutex2var_epi32(v.first, two_on, v.second));
-      alignas(16) float d[2][4], m[2][4];
-      for (int h = 0; h < Format::kHalves; ++h) {
-        _mm_store_ps(d[h], _mm512_castps512_ps128(v.d[h]));
-        _mm_store_ps(m[h], v.m[h]);
-      }
-      for (int k = 0; k < std::min(4, n - 4 * j); ++k) {
+      for (int k = 4 * j; k < std::min(4 * j + 4, n); ++k) {
         const auto half = [&](int h) {
-          const auto* bytes = reinterpret_cast<const __m128i*>(u + 32 * k + 16 * h);
+          const auto* bytes = reinterpret_cast<const __m128i*>(u + 32 * (k % 4) + 16 * h);
           const __m512 value = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128(bytes)));
           const int factor = Format::kHalves == 2 ? h : 0;
           return _mm512_fmadd_ps(value, _mm512_set1_ps(d[factor][k]), _mm512_set1_ps(m[factor][k]));
         };
-        _mm512_store_si512(out + (b + 4 * j + k) * kBlock, (__m512i)_mm512_cvtne2ps_pbh(half(1), half(0)));
+        _mm512_store_si512(out + (b + k) * kBlock, (__m512i)_mm512_cvtne2ps_pbh(half(1), half(0)));
       }
     }
   }
