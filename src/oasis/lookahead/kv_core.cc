@@ -114,8 +114,10 @@ void KvCore::after_qkv(int32_t layer, const float* q, const float* q_next, const
   if (policy_->mode() == FetchMode::kExact) {
     fetch_demand(layer);
     write_row_lists(layer);
+    if (keep_traces_) trace_rows(layer);
   }
   select(layer);
+  if (keep_traces_) trace_select(layer);
 }
 
 void KvCore::append(int32_t layer, const float* k, const float* v) {
@@ -301,9 +303,9 @@ void KvCore::predict(int32_t layer, const float* q, const float* q_next) {
       const size_t scratch = at(0, st.sequence, h), persistent = at(layer, st.sequence, h);
       int32_t& count = top_count_[scratch];
       if (!switching) count = std::min(count, c.attend_blocks);
-      if (keep_scores_) {
+      if (keep_traces_) {
         const float* from = &scores_[scratch * static_cast<size_t>(c.max_blocks)];
-        kept_scores_[persistent].assign(from, from + candidates_[static_cast<size_t>(st.sequence)]);
+        traces_[persistent].scores.assign(from, from + candidates_[static_cast<size_t>(st.sequence)]);
       }
     }
     if (c.hooks.predict) {

@@ -15,6 +15,7 @@
 #include "oasis/kv/home_store.h"
 #include "oasis/kv/page_pool.h"
 #include "oasis/lookahead/config.h"
+#include "oasis/lookahead/head_trace.h"
 #include "oasis/lookahead/policy.h"
 #include "oasis/lookahead/sequence.h"
 #include "oasis/lookahead/stats.h"
@@ -114,10 +115,11 @@ class KvCore {
   // ascending.
   std::vector<std::pair<int32_t, int32_t>> residents(int32_t sequence, int32_t layer, int32_t head) const;
   std::vector<int32_t> listed(int32_t sequence, int32_t layer, int32_t head) const;
-  // Scores of the last prediction of a layer, for tests that simulate the rules: [candidates] of (sequence, head), kept
-  // if asked.
-  void keep_scores(bool keep) { keep_scores_ = keep; }
-  std::span<const float> kept_scores(int32_t sequence, int32_t layer, int32_t head) const;
+  // Of the last step, or of prefill if none came after it. Kept if asked.
+  void keep_traces(bool keep) { keep_traces_ = keep; }
+  const HeadTrace& trace(int32_t sequence, int32_t layer, int32_t head) const {
+    return traces_[at(layer, sequence, head)];
+  }
 
   // Every page, home and slot belongs to whom it says. Between steps, transfers settled.
   Status check_integrity() const;
@@ -149,6 +151,9 @@ class KvCore {
   void fetch_demand(int32_t layer);
   void write_row_lists(int32_t layer);
   void attend_row_lists(int32_t layer, const float* q, float* out);
+  // kv_core_trace.cc
+  void trace_rows(int32_t layer);
+  void trace_select(int32_t layer);
   // kv_core_sequence.cc
   int32_t take_summary_page(kv::HomeId home);
   void start_map(int32_t layer, int32_t sequence, int32_t head, std::span<const int32_t> ranking,
@@ -178,7 +183,7 @@ class KvCore {
   std::vector<int32_t> summary_page_of_home_;  // [homes]: the live summary page of a home, or -1
   Buffer map_memory_;
   CoreStats stats_;
-  bool keep_scores_ = false;
+  bool keep_traces_ = false;
 
   // State of all sequences, indexed by at(): persistent between steps, in map_memory_.
   std::vector<kernels::HeadMap> maps_;
@@ -187,7 +192,7 @@ class KvCore {
   kernels::ListEntry* list_ = nullptr;  // [.., list_stride]: what the next step attends
   int32_t* list_count_ = nullptr;
   float* spread_ = nullptr;
-  std::vector<std::vector<float>> kept_scores_;
+  std::vector<HeadTrace> traces_;  // indexed by at()
   int64_t list_stride_ = 0;
 
   // The current step.

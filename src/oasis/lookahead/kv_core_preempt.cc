@@ -119,10 +119,6 @@ std::span<const int32_t> KvCore::predicted(int32_t sequence, int32_t layer, int3
   return {&predicted_[i * static_cast<size_t>(config_.resident_blocks)], static_cast<size_t>(predicted_count_[i])};
 }
 
-std::span<const float> KvCore::kept_scores(int32_t sequence, int32_t layer, int32_t head) const {
-  return kept_scores_[at(layer, sequence, head)];
-}
-
 std::vector<std::pair<int32_t, int32_t>> KvCore::residents(int32_t sequence, int32_t layer, int32_t head) const {
   const kernels::HeadMap& map = maps_[at(layer, sequence, head)];
   std::vector<std::pair<int32_t, int32_t>> out;
