@@ -62,7 +62,7 @@ void KvCore::allocate_state() {
 
   sequences_.resize(sequences);
   summary_page_of_home_.assign(static_cast<size_t>(homes_.capacity()), -1);
-  kept_scores_.resize(all);
+  traces_.resize(all);
   tables_.resize(sequences), items_.resize(sequences);
   row_begin_.resize(sequences + 1), first_row_.resize(sequences);
   candidates_.resize(sequences), switching_.resize(sequences), verified_.resize(sequences);
@@ -173,7 +173,8 @@ Status KvCore::begin_prefill(int32_t sequence, int32_t tokens, bool sparse, std:
   Sequence& s = seq(sequence);
   const int32_t sealed = block_of(tokens), open = open_end(tokens - 1, s.max_blocks);
   const int32_t pages = sparse ? config_.slots() : block_of(tokens - 1) + 1;
-  const int32_t summaries = sealed + (config_.fetch == FetchMode::kExact ? 1 : 0);
+  const bool provisional = sparse && config_.fetch == FetchMode::kExact;
+  const int32_t summaries = sealed + provisional;
   OASIS_CHECK(open <= s.max_blocks && sealed - static_cast<int32_t>(prefix.size()) <= s.reserved_homes,
               "{} tokens do not fit the admission", tokens);
   if (free_pages() < pages || free_summary_pages() < summaries) {
@@ -192,7 +193,7 @@ Status KvCore::begin_prefill(int32_t sequence, int32_t tokens, bool sparse, std:
     s.summary_pages.push_back(take_summary_page(s.homes.back()));
     if (shared && !live) summaries_.write(s.summary_pages.back(), homes_.tier().meta(s.homes.back()));
   }
-  if (config_.fetch == FetchMode::kExact) s.provisional_summary = summaries_.allocator().allocate();
+  if (provisional) s.provisional_summary = summaries_.allocator().allocate();
   s.prefix_blocks = static_cast<int32_t>(prefix.size());
   return {};
 }
@@ -318,10 +319,10 @@ void KvCore::rank_prompt(int32_t sequence, int32_t layer, const float* q_next) {
                            .q_stride = width,
                            .scores = scores_.data(),
                            .score_stride = c.max_blocks});
-  if (keep_scores_) {
+  if (keep_traces_) {
     for (int32_t h = 0; h < c.shape.kv_heads; ++h) {
       const float* from = &scores_[static_cast<size_t>(h) * static_cast<size_t>(c.max_blocks)];
-      kept_scores_[at(layer, sequence, h)].assign(from, from + s.sealed);
+      traces_[at(layer, sequence, h)] = {.scores = {from, from + s.sealed}};
     }
   }
   kernels_.topk(stream_, {.scores = scores_.data(),
