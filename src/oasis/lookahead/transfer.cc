@@ -160,13 +160,13 @@ void Transfer::finish(Plan& plan, const Status& status) {
   std::vector<kv::PartKey> acquired;
   copies.reserve(plan.items.size());
   for (const TransferItem& item : plan.items) {
+    if (config_.hooks.poison) std::fill_n(item.to, config_.shape.block_head_bytes(), std::byte{0xff});
     const std::byte* part = tier_.acquire(item.part);
     if (!part) {
       std::lock_guard lock(mutex_);
       errors_.emplace_back(item.sequence, status);
       continue;
     }
-    if (config_.hooks.poison) std::fill_n(item.to, config_.shape.block_head_bytes(), std::byte{0xff});
     acquired.push_back(item.part);
     copies.push_back({.from = part + item.offset, .to = item.to});
   }
