@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 
+#include "oasis/kv/tier.h"
 #include "oasis/lookahead/config.h"
 
 namespace oasis::engine {
@@ -37,6 +40,8 @@ struct EngineConfig {
   bool prefix_cache = true;
   bool serial = false;  // the reference mode of the pipeline, for tests
   lookahead::TestHooks hooks;
+  // Tests: puts a double before the capacity tier.
+  std::function<std::unique_ptr<kv::Tier>(std::unique_ptr<kv::Tier>, const kv::TierConfig&)> wrap_tier;
 };
 
 // Names the field, the value and the range.

@@ -26,14 +26,15 @@ std::string_view to_string(FinishReason reason) {
 namespace {
 
 Result<std::unique_ptr<kv::Tier>> make_tier(const EngineConfig& config, const MemoryPlan& plan, int64_t extra_bytes) {
-  const kv::TierConfig tier{.shape = plan.core.shape, .extra_bytes = extra_bytes};
-  if (config.capacity_file.empty()) {
-    return kv::make_dram_tier(tier, plan.capacity_memory_bytes);
-  }
-  return kv::make_file_tier(tier, {.path = config.capacity_file,
-                                   .file_bytes = plan.capacity_file_bytes,
-                                   .memory_bytes = plan.capacity_memory_bytes,
-                                   .max_homes = plan.capacity_file_bytes > 0 ? 0 : plan.homes});
+  const kv::TierConfig shape{.shape = plan.core.shape, .extra_bytes = extra_bytes};
+  auto tier = config.capacity_file.empty()
+                  ? kv::make_dram_tier(shape, plan.capacity_memory_bytes)
+                  : kv::make_file_tier(shape, {.path = config.capacity_file,
+                                               .file_bytes = plan.capacity_file_bytes,
+                                               .memory_bytes = plan.capacity_memory_bytes,
+                                               .max_homes = plan.capacity_file_bytes > 0 ? 0 : plan.homes});
+  if (tier.ok() && config.wrap_tier) return config.wrap_tier(std::move(*tier), shape);
+  return tier;
 }
 
 }  // namespace
