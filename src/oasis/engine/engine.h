@@ -28,7 +28,8 @@ struct EngineMetrics {
   int32_t waiting = 0, prefilling = 0, running = 0, preempted = 0;
   int64_t finished = 0, failed = 0, cancelled = 0, preemptions = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0, steps = 0;
-  double prefill_seconds = 0, decode_seconds = 0, draft_seconds = 0;  // draft_seconds: of the drafter, part of the former two
+  double prefill_seconds = 0, decode_seconds = 0,
+         draft_seconds = 0;  // draft_seconds: of the drafter, part of the former two
   int64_t proposed = 0, compared = 0, right = 0, accepted = 0;
   lookahead::CoreStats core;
   kv::HomeStoreStats homes;

@@ -230,7 +230,8 @@ Value apply_map(Context& context, const Value& value, const Arguments& arguments
     for (const Value& item : items) {
       context.budget.spend(32);
       Value found = attribute_path(context, item, args[0]);
-      out.push_back(found.is(Kind::kUndefined) && !args[1].is(Kind::kUndefined) ? args[1] : std::move(found));
+      if (found.is(Kind::kUndefined) && !args[1].is(Kind::kUndefined)) found = args[1];
+      out.push_back(std::move(found));
     }
     return Value::list(std::move(out));
   }

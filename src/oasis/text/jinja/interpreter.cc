@@ -26,7 +26,8 @@ class Interpreter::Nested {
 };
 
 MarkedText Interpreter::run(const Block& block, Variables variables) {
-  frames_.assign(1, std::move(variables));
+  frames_.clear();
+  frames_.push_back(std::move(variables));
   try {
     execute(block);
   } catch (Failure& failure) {
