@@ -7,8 +7,10 @@
 namespace oasis::engine {
 
 bool Engine::Impl::step() {
+  // In this order: whoever asked for a cancel had submitted before.
+  const bool cancels = cancel_requested.exchange(false);
   take_submissions();
-  if (cancel_requested.exchange(false)) drop_cancelled();
+  if (cancels) drop_cancelled();
   if (nobody_runs()) core->settle();  // what the last ones left is at rest, and whoever waits may have it
   bool worked = resume_one();
   if (!prefilling) worked |= admit_one();
@@ -256,7 +258,8 @@ bool Engine::Impl::decode() {
   return true;
 }
 
-// Pages for the step: while they are short, the latest admitted gives its own back. The earliest always runs.
+// Pages for the step, and summary pages: while they are short, the latest admitted gives its own back. The earliest
+// always runs.
 void Engine::Impl::make_room(std::vector<EngineSequence*>& batch) {
   const auto drop = [&](EngineSequence* s) {
     preempt(*s);
@@ -265,12 +268,19 @@ void Engine::Impl::make_room(std::vector<EngineSequence*>& batch) {
   for (EngineSequence* s : std::vector(batch)) {
     if (s->preempt_requested) drop(s);
   }
+  const auto fits = [&] {
+    lookahead::KvCore::Wanted all;
+    for (const EngineSequence* s : batch) {
+      const auto wanted = core->wanted(decode_step->shape_of(*s));
+      all.pages += wanted.pages;
+      all.summary_pages += wanted.summary_pages;
+    }
+    return all.pages <= core->free_pages() && all.summary_pages <= core->free_summary_pages();
+  };
   for (;;) {
-    int32_t wanted = 0;
-    for (const EngineSequence* s : batch) wanted += core->pages_wanted(decode_step->shape_of(*s));
-    if (wanted <= core->free_pages()) return;
+    if (fits()) return;
     core->settle();
-    if (wanted <= core->free_pages()) return;
+    if (fits()) return;
     if (batch.size() == 1) {
       // A prefill holds pages too. It cannot be saved half-way, so the step waits for it; without one, nothing can
       // help.

@@ -80,8 +80,7 @@ void KvCore::begin_step(std::span<const StepSequence> steps) {
         OASIS_CHECK(s.page_of_slot.back() >= 0, "no page left for block {}", b);
       }
       extend_dense_lists(st.sequence, owned);
-      switching_[static_cast<size_t>(st.sequence)] =
-          candidates > config_.resident_blocks && config_.dense_blocks < s.max_blocks;
+      switching_[static_cast<size_t>(st.sequence)] = switches(s);
     }
     const bool switching = switching_[static_cast<size_t>(st.sequence)] != 0;
     any_sparse_ |= s.sparse;

@@ -56,8 +56,11 @@ class KvCore {
   int32_t free_summary_pages() const { return summaries_.allocator().available(); }
   // Pages that a sequence of `blocks` blocks (open ones included) holds: all of them dense, R + 3 sparse.
   int32_t pages_for(int32_t blocks, bool sparse) const { return sparse ? config_.slots() : blocks; }
-  // Pages that the sequence will ask for in its next step (dense sequences grow).
-  int32_t pages_wanted(const StepSequence& step) const;
+  // What the sequence will take in its next step: blocks that it begins (dense) and seals, the switch to sparse.
+  struct Wanted {
+    int32_t pages = 0, summary_pages = 0;
+  };
+  Wanted wanted(const StepSequence& step) const;
   int64_t fast_bytes() const;       // of pools and maps, all of them
   int64_t fast_bytes_peak() const;  // in use at most so far
 
@@ -86,7 +89,7 @@ class KvCore {
   void finish_prefill(int32_t sequence);
 
   // --- One decode step ---
-  // `steps` in ascending order of sequence. Pages must be there (pages_wanted).
+  // `steps` in ascending order of sequence. Pages must be there (wanted).
   void begin_step(std::span<const StepSequence> steps);
   // Positions of the step's rows, [rows].
   std::span<const int32_t> positions() const { return positions_; }
@@ -137,6 +140,8 @@ class KvCore {
   }
   Sequence& seq(int32_t index) { return sequences_[static_cast<size_t>(index)]; }
   int32_t open_end(int32_t position, int32_t max_blocks) const;
+  // The sequence is dense and turns sparse at the end of its next step.
+  bool switches(const Sequence& s) const;
   int32_t block_of(int32_t position) const { return position / config_.shape.block_size; }
 
   // kv_core.cc: the stages of a layer

@@ -77,10 +77,21 @@ void KvCore::allocate_state() {
   stats_.layer_agreement_count.resize(static_cast<size_t>(c.shape.layers));
 }
 
-int32_t KvCore::pages_wanted(const StepSequence& step) const {
+KvCore::Wanted KvCore::wanted(const StepSequence& step) const {
   const Sequence& s = sequence(step.sequence);
-  if (s.sparse) return 0;
-  return std::max(0, block_of(s.position + step.rows - 1) + 1 - static_cast<int32_t>(s.page_of_slot.size()));
+  Wanted w{.summary_pages = block_of(s.position + 1) - s.sealed};
+  if (s.sparse) return w;
+  int32_t pages = block_of(s.position + step.rows - 1) + 1;
+  if (switches(s)) {
+    pages = std::max(pages, config_.slots());
+    w.summary_pages += config_.fetch == FetchMode::kExact;
+  }
+  w.pages = std::max(0, pages - static_cast<int32_t>(s.page_of_slot.size()));
+  return w;
+}
+
+bool KvCore::switches(const Sequence& s) const {
+  return !s.sparse && block_of(s.position + 1) > config_.resident_blocks && config_.dense_blocks < s.max_blocks;
 }
 
 int64_t KvCore::fast_bytes() const {
