@@ -4,7 +4,7 @@
 //   w . x = sum over blocks of d * scale * (u . q) + m * scale * sum(q),
 // u . q in integers by vpdpbusd. Factors are unpacked for 16 blocks (a chunk) at a time, bytes for four (a quad), and
 // arranged so that 32-bit lane 4 i + k of a register holds values 4 i .. 4 i + 3 of block k: then the four factors
-// d * scale, adjacent in memory, are broadcast by the load itself, and a quad is one sum in floats.
+// d * scale of a quad are repeated by one shuffle, and a quad is one sum in floats.
 //
 // Everything has internal linkage: no code compiled for this instruction set is shared with files that are not.
 #pragma once

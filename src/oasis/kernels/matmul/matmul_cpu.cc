@@ -126,7 +126,8 @@ void direct(ThreadPool& pool, const Level& level, const MatmulParams& params) {
                     .y = part.y + first,
                     .y_stride = part.y_stride,
                     .accumulate = params.accumulate,
-                    .scratch = tile_scratch()});
+                    .scratch = tile_scratch(),
+                    .next = first + rows * pool.size()});
       return;
     }
   });

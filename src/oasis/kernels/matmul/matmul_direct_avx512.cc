@@ -9,10 +9,10 @@ namespace {
 
 constexpr int kGroup = 16;  // weight rows whose lanes are added up together
 
-// The factors of a chunk with kRows rows of x from block b on: minimums go to the sums, d * scale into memory.
+// The factors of a chunk with kRows rows of x from block b on: minimums go to the sums, d * scale is kept.
 template <int kHalves, int kRows>
 struct ScaledFactors {
-  alignas(64) float d[kRows][kHalves][kChunk];
+  __m512 d[kRows][kHalves];
 
   INLINE ScaledFactors(const Factors& f, const PackedX& x, int64_t b, __m512* sums) {
 #pragma GCC unroll 4
@@ -20,7 +20,7 @@ struct ScaledFactors {
       const __m512 scale = _mm512_load_ps(x.scale + r * x.block_stride + b);
       const float* sum = x.sum + r * 3 * x.block_stride + b;
       for (int h = 0; h < kHalves; ++h) {
-        _mm512_store_ps(d[r][h], _mm512_mul_ps(f.d[h], scale));
+        d[r][h] = _mm512_mul_ps(f.d[h], scale);
         sums[r] = _mm512_fmadd_ps(f.m[h], _mm512_load_ps(sum + (kHalves == 2 ? h : 2) * x.block_stride), sums[r]);
       }
     }
@@ -28,10 +28,9 @@ struct ScaledFactors {
 };
 
 // Adds the product of quad j of a chunk with row r of x, q its bytes there.
-template <int kHalves, int kRows>
-INLINE void add_product(const Quad& w, const ScaledFactors<kHalves, kRows>& f, int r, int j, const int8_t* q,
-                        __m512* sum) {
-  const auto factor = [&](int h) { return four_times(_mm_load_ps(&f.d[r][h][4 * j])); };
+template <int j, int kHalves, int kRows>
+INLINE void add_product(const Quad& w, const ScaledFactors<kHalves, kRows>& f, int r, const int8_t* q, __m512* sum) {
+  const auto factor = [&](int h) { return _mm512_shuffle_f32x4(f.d[r][h], f.d[r][h], j * 0x55); };
   const __m512i first = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.first, _mm512_load_si512(q));
   if constexpr (kHalves == 1) {
     const __m512i both = _mm512_dpbusd_epi32(first, w.second, _mm512_load_si512(q + 64));
@@ -70,14 +69,17 @@ INLINE void write_group(const DirectJob& job, int64_t row, int64_t rows, int64_t
 template <class Format, int kRows>
 INLINE void multiply_chunk(const uint8_t* p, int n, const PackedX& x, int64_t b, __m512* sums) {
   const ScaledFactors<Format::kHalves, kRows> factors(Format::factors(p, n), x, b, sums);
-#pragma GCC unroll 4
-  for (int j = 0; j < kChunk / 4; ++j) {
-    if (4 * j >= n) break;
+  const auto add = [&]<int j>() {
+    if (4 * j >= n) return;
     const Quad w = Format::quad(p, j, n);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r)
-      add_product(w, factors, r, j, x.q + (r * x.block_stride + b + 4 * j) * kBlock, &sums[r]);
-  }
+      add_product<j>(w, factors, r, x.q + (r * x.block_stride + b + 4 * j) * kBlock, &sums[r]);
+  };
+  add.template operator()<0>();
+  add.template operator()<1>();
+  add.template operator()<2>();
+  add.template operator()<3>();
 }
 
 // Up to 4 rows of x: unpacked weights stay in registers.
@@ -224,12 +226,14 @@ void many_rows(const DirectJob& job) {
   __m512 sums[kDirectRows][2];
   for (int64_t i0 = 0; i0 < job.count; i0 += kPanel, w += kPanel * row_bytes) {
     const int64_t count = std::min<int64_t>(kPanel, job.count - i0);
+    const uint8_t* next_rows =
+        i0 + kPanel < job.count ? w + kPanel * row_bytes : w + (job.next - job.first - i0) * row_bytes;
     for (int64_t r = 0; r < x.rows; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     for (int64_t b = 0; b < blocks; b += kChunk) {
       const int n = static_cast<int>(std::min<int64_t>(kChunk, blocks - b));
       const uint8_t* p = w + b / kChunk * kChunkBytes;
       // Rows are read across, which no prefetcher of the processor foresees: the next 32 are fetched meanwhile.
-      const uint8_t* next = w + kPanel * (row_bytes + b / kChunk * kChunkBytes);
+      const uint8_t* next = next_rows + kPanel * (b / kChunk * kChunkBytes);
       for (int64_t at = 0; at < kPanel * bytes_of(Format::kType, n * kBlock); at += 64)
         _mm_prefetch(reinterpret_cast<const char*>(next + at), _MM_HINT_T1);
       unpack_factors<Format>(p, row_bytes, count, n, &factors);

@@ -37,6 +37,7 @@ struct DirectJob {
   int64_t y_stride;
   bool accumulate;
   std::byte* scratch;  // kTileScratchBytes, aligned to 64
+  int64_t next;        // a guess at the `first` of this thread's next job, for prefetching
 };
 
 // The same for rows [first_row, first_row + rows) of x, through unpacked weights.

@@ -144,7 +144,8 @@ void tile_f32(const TileJob& job) {
                    .y = job.y + row * job.y_stride,
                    .y_stride = job.y_stride,
                    .accumulate = job.accumulate,
-                   .scratch = job.scratch});
+                   .scratch = job.scratch,
+                   .next = job.first});
   }
 }
 
