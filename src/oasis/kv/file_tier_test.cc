@@ -659,6 +659,7 @@ TEST_F(FileTierTest, AReadOnlyDiskIsAnErrorThatSaysSo) {
 
 // Run by the next test in a process of its own.
 TEST_F(FileTierTest, DISABLED_WritesUntilKilled) {
+  alarm(60);  // should whoever is to kill it be gone
   path_ = std::getenv("OASIS_KV_VICTIM");
   open(200);
   for (int64_t seed = 0;; ++seed) {
