@@ -232,13 +232,15 @@ void many_rows(const DirectJob& job) {
     for (int64_t b = 0; b < blocks; b += kChunk) {
       const int n = static_cast<int>(std::min<int64_t>(kChunk, blocks - b));
       const uint8_t* p = w + b / kChunk * kChunkBytes;
-      // Rows are read across, which no prefetcher of the processor foresees: the next 32 are fetched meanwhile.
-      const uint8_t* next = next_rows + kPanel * (b / kChunk * kChunkBytes);
-      for (int64_t at = 0; at < kPanel * bytes_of(Format::kType, n * kBlock); at += 64)
-        _mm_prefetch(reinterpret_cast<const char*>(next + at), _MM_HINT_T1);
       unpack_factors<Format>(p, row_bytes, count, n, &factors);
       for (int j = 0; 4 * j < n; ++j) {
         unpack_panel<Format>(p, row_bytes, count, j, n, factors, &panel);
+        // Rows are read across, which no prefetcher of the processor foresees: the next 32 are fetched meanwhile, in
+        // small portions, for a burst would hold up the loads at hand.
+        constexpr int64_t kQuadBytes = kPanel * kChunkBytes / 4;
+        const uint8_t* next = next_rows + (b / 4 + j) * kQuadBytes;
+        for (int64_t at = 0; at < kQuadBytes; at += 64)
+          _mm_prefetch(reinterpret_cast<const char*>(next + at), _MM_HINT_T1);
         for (int64_t g = 0; g < groups; ++g) {  // of 4 rows or nearly so
           const int64_t row = g * x.rows / groups, rows = (g + 1) * x.rows / groups - row;
           kMultiply[rows - 1](panel, x, row, b + 4 * j, &sums[row]);
