@@ -375,7 +375,8 @@ void KvCore::select(int32_t layer) {
                             .stats = select_stats_.data()});
   std::vector<kv::PartKey> wanted;
   for (const StepSequence& st : steps_) {
-    if (!seq(st.sequence).sparse) continue;
+    Sequence& s = seq(st.sequence);
+    if (!s.sparse) continue;
     for (int32_t h = 0; h < c.shape.kv_heads; ++h) {
       const size_t i = at(0, st.sequence, h);
       stats_.hits += select_stats_[i * 4];
@@ -385,7 +386,9 @@ void KvCore::select(int32_t layer) {
       stats_.admitted += fetch_count_[i];
       for (int32_t j = 0; j < wanted_count_[i]; ++j) {
         const int32_t block = wanted_[i * stride + static_cast<size_t>(j)].block;
-        wanted.push_back({seq(st.sequence).homes[static_cast<size_t>(block)], layer});
+        wanted.push_back({s.homes[static_cast<size_t>(block)], layer});
+        // Lost, not late: it would be refused for ever.
+        if (s.error.ok()) s.error = homes_.tier().status(wanted.back().home);
       }
     }
   }
@@ -481,9 +484,7 @@ void KvCore::end_step(std::span<const StepOutcome> outcomes, double seconds) {
     s.advanced = o.advanced;
     ++s.step;
   }
-  for (auto& [sequence, status] : transfer_->take_errors()) {
-    if (seq(sequence).error.ok()) seq(sequence).error = std::move(status);
-  }
+  take_errors();
   ++stats_.steps;
   const double busy = transfer_->busy_seconds() - busy_before_;
   stats_.transfer_seconds += busy;

@@ -175,6 +175,7 @@ class KvCore {
   void free_pages_of(Sequence& s);
   std::vector<TransferItem> fetch_items(int32_t layer, const kernels::Fetch* fetches, const int32_t* counts) const;
   void fill_present(int32_t layer);
+  void take_errors();
 
   CoreConfig config_;
   kv::HomeStore& homes_;

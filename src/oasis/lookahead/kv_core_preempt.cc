@@ -53,6 +53,7 @@ Status KvCore::restore(int32_t sequence, SavedSequence& saved) {
                               free_pages(), free_summary_pages());
   }
   s = std::move(saved.state);
+  s.since = step_;
   s.page_of_slot.reserve(static_cast<size_t>(std::max(s.max_blocks, config_.slots())));
   s.summary_pages.reserve(static_cast<size_t>(s.max_blocks) + 1);
   for (int32_t i = 0; i < pages; ++i) s.page_of_slot.push_back(pages_.allocator().allocate());
@@ -88,9 +89,7 @@ Status KvCore::restore(int32_t sequence, SavedSequence& saved) {
     stats_.warm_blocks += static_cast<int64_t>(items.size());
     transfer_->run_now(std::move(items));
   }
-  for (auto& [failed, status] : transfer_->take_errors()) {
-    if (seq(failed).error.ok()) seq(failed).error = std::move(status);
-  }
+  take_errors();
   return {};
 }
 

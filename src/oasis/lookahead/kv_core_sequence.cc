@@ -112,6 +112,7 @@ Status KvCore::attach(int32_t sequence, int32_t max_blocks, int32_t reserved_hom
   }
   s = Sequence{};
   s.attached = true;
+  s.since = step_;
   s.max_blocks = max_blocks;
   s.reserved_homes = reserved_homes;
   s.page_of_slot.reserve(static_cast<size_t>(std::max(max_blocks, config_.slots())));
@@ -146,12 +147,18 @@ void KvCore::detach(int32_t sequence) {
 
 void KvCore::settle() {
   transfer_->drain();
-  for (auto& [sequence, status] : transfer_->take_errors()) {
-    if (seq(sequence).attached && seq(sequence).error.ok()) seq(sequence).error = std::move(status);
-  }
+  take_errors();
   pages_.allocator().release_through(step_);
   summaries_.allocator().release_through(step_);
   homes_.release_through(step_);
+}
+
+void KvCore::take_errors() {
+  for (TransferError& e : transfer_->take_errors()) {
+    Sequence& s = seq(e.sequence);
+    const bool own = s.attached && (e.step < 0 || e.step > s.since);
+    if (own && s.error.ok()) s.error = std::move(e.status);
+  }
 }
 
 // The live summary page of the home, shared, or a new one. -1: none is left.

@@ -26,7 +26,8 @@ struct Sequence {
   std::vector<int32_t> summary_pages;  // [sealed]; room for max_blocks, never moves
   std::vector<kv::HomeId> homes;       // [sealed]
   int32_t provisional_summary = -1;    // page for a block of the open window that is complete but not final (exact)
-  Status error;                        // why the sequence cannot go on; its other state is still consistent
+  int64_t since = -1;  // what is transferred for this index in steps up to this one is of a sequence that left
+  Status error;        // why the sequence cannot go on; its other state is still consistent
 };
 
 // The part of one sequence in a step. Rows of a step lie side by side, sequences in ascending order of index.

@@ -87,7 +87,7 @@ void Transfer::drain() {
   idle_.wait(lock, [this] { return queue_.empty() && reading_.empty() && in_hand_ == 0; });
 }
 
-std::vector<std::pair<int32_t, Status>> Transfer::take_errors() {
+std::vector<TransferError> Transfer::take_errors() {
   std::lock_guard lock(mutex_);
   return std::exchange(errors_, {});
 }
@@ -164,7 +164,7 @@ void Transfer::finish(Plan& plan, const Status& status) {
     const std::byte* part = tier_.acquire(item.part);
     if (!part) {
       std::lock_guard lock(mutex_);
-      errors_.emplace_back(item.sequence, status);
+      errors_.push_back({item.sequence, plan.step, status});
       continue;
     }
     acquired.push_back(item.part);

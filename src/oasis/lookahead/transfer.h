@@ -29,6 +29,13 @@ struct TransferItem {
   int32_t sequence = 0;
 };
 
+// A block-head that could not be brought in.
+struct TransferError {
+  int32_t sequence = 0;
+  int64_t step = 0;  // of the plan; -1: of run_now
+  Status status;
+};
+
 class Transfer {
  public:
   Transfer(Device& device, kv::Tier& tier, const CoreConfig& config);
@@ -44,8 +51,8 @@ class Transfer {
   // Returns when everything published is done.
   void drain();
 
-  // Sequences whose block-heads could not be brought in, and why; each is told once.
-  std::vector<std::pair<int32_t, Status>> take_errors();
+  // Each is told once.
+  std::vector<TransferError> take_errors();
   double busy_seconds() const { return busy_nanoseconds_.load(std::memory_order_relaxed) * 1e-9; }
   int64_t moved() const { return moved_.load(std::memory_order_relaxed); }  // block-heads
 
@@ -73,7 +80,7 @@ class Transfer {
   std::condition_variable changed_, idle_;
   std::deque<Plan> queue_;
   std::list<Plan> reading_;
-  std::vector<std::pair<int32_t, Status>> errors_;
+  std::vector<TransferError> errors_;
   int in_hand_ = 0;  // plans taken off the queue and not finished, those being read excluded
   bool stop_ = false;
   std::thread thread_;

@@ -96,8 +96,9 @@ TEST_F(Background, AFailedReadIsToldToTheSequencesThatWantedItAndToNoOther) {
   transfer_->wait(0, 0);
   const auto errors = transfer_->take_errors();
   ASSERT_EQ(errors.size(), 1u);
-  EXPECT_EQ(errors[0].first, 6);
-  EXPECT_EQ(errors[0].second.code(), StatusCode::kIo);
+  EXPECT_EQ(errors[0].sequence, 6);
+  EXPECT_EQ(errors[0].status.code(), StatusCode::kIo);
+  EXPECT_EQ(errors[0].step, 0);
   EXPECT_TRUE(transfer_->take_errors().empty());
   expect_slot(0, value(1, 0, 0));
   expect_slot(2, value(1, 0, 1));
