@@ -115,6 +115,10 @@ void DecodeStep::sample(EngineSequence& s, const lookahead::StepSequence& st, co
     const auto position = static_cast<int64_t>(s.tokens.size());
     Sampled y = last ? s.sampler->sample(z, position)
                      : s.sampler->sample_or_accept(z, position, s.drafts[static_cast<size_t>(row)], accepted);
+    if (y.token < 0) {  // some token stands in until the step is over, and the sequence with it
+      s.error = broken_logits();
+      y.token = 0;
+    }
     if (output < static_cast<int32_t>(s.request.forced.size())) {
       y.token = s.request.forced[static_cast<size_t>(output)];
       accepted = !last && y.token == s.drafts[static_cast<size_t>(row)];
@@ -123,7 +127,7 @@ void DecodeStep::sample(EngineSequence& s, const lookahead::StepSequence& st, co
     s.tokens.push_back(y.token);
     out.push_back(std::move(y));
     s.stats.accepted += accepted;
-    if (!accepted || s.ended()) break;
+    if (!accepted || s.ended() || !s.error.ok()) break;
   }
   // Drafts whose position was reached, and the leading ones among them that were right.
   const auto reached = std::min(out.size(), static_cast<size_t>(st.rows - 1));

@@ -25,7 +25,9 @@ struct Engine::Impl {
   bool resume_one();
   bool admit_one();
   bool prefill_item();
+  bool start_over(EngineSequence& s);
   void finish_prefill();
+  void leave(EngineSequence& s);
   bool decode();
   void make_room(std::vector<EngineSequence*>& batch);
   void preempt(EngineSequence& s);

@@ -156,7 +156,7 @@ bool Engine::Impl::prefill_item() {
   const int32_t before = prefill->progress();
   auto done = prefill->advance();
   if (!done.ok()) {
-    finish(s, FinishReason::kError, done.status());
+    if (!start_over(s)) finish(s, FinishReason::kError, done.status());
     return true;
   }
   if (*done) {
@@ -165,6 +165,30 @@ bool Engine::Impl::prefill_item() {
     s.request.on_event({.prefilled = prefill->progress(), .prompt_tokens = s.prompt_length()});
   }
   return true;
+}
+
+// A shared prefix that cannot be read any more is a miss: the prompt waits for its turn again, which comes next.
+bool Engine::Impl::start_over(EngineSequence& s) {
+  const auto& q = core->sequence(s.index);
+  const bool lost = std::any_of(q.homes.begin(), q.homes.begin() + q.prefix_blocks,
+                                [&](kv::HomeId home) { return !homes->tier().status(home).ok(); });
+  if (!lost) return false;
+  leave(s);
+  s.state = SequenceState::kWaiting;
+  waiting.push_front(&s);
+  return true;
+}
+
+// Gives up the sequence's index and all that it holds.
+void Engine::Impl::leave(EngineSequence& s) {
+  if (prefilling == &s) {
+    prefilling = nullptr;
+    prefill.reset();
+  }
+  core->detach(s.index);
+  drafter->detach(s.index);
+  by_index[static_cast<size_t>(s.index)] = nullptr;
+  s.index = -1;
 }
 
 // The prompt is in its homes: the first token is sampled, the drafter takes the prompt in and proposes.
@@ -191,6 +215,7 @@ void Engine::Impl::finish_prefill() {
   transformer->logits(stream, prefill->last_hidden(), 1, logits.data());
   if (s.request.on_logits) s.request.on_logits(0, logits);
   Sampled y = s.sampler->sample(logits, s.prompt_length());
+  if (y.token < 0) return finish(s, FinishReason::kError, broken_logits());
   if (!s.request.forced.empty()) y.token = s.request.forced[0];
   s.sampler->append(y.token);
   s.tokens.push_back(y.token);
@@ -248,8 +273,9 @@ bool Engine::Impl::decode() {
   for (size_t i = 0; i < batch.size(); ++i) {
     EngineSequence& s = *batch[i];
     s.stats.decode_seconds += seconds;
-    if (const Status& error = core->sequence(s.index).error; !error.ok()) {
-      finish(s, FinishReason::kError, error);
+    const Status& lost = core->sequence(s.index).error;
+    if (Status error = lost.ok() ? s.error : lost; !error.ok()) {
+      finish(s, FinishReason::kError, std::move(error));
       continue;
     }
     publish_blocks(s, static_cast<int32_t>(s.tokens.size()) - 1);
@@ -339,13 +365,7 @@ void Engine::Impl::finish(EngineSequence& s, FinishReason reason, Status error) 
   Event event{.prompt_tokens = s.prompt_length(), .finish = reason, .error = std::move(error)};
   if (s.text && (reason == FinishReason::kStop || reason == FinishReason::kLength)) event.text = s.text->finish();
   if (s.index >= 0) {
-    if (prefilling == &s) {
-      prefilling = nullptr;
-      prefill.reset();
-    }
-    core->detach(s.index);
-    drafter->detach(s.index);
-    by_index[static_cast<size_t>(s.index)] = nullptr;
+    leave(s);
   } else if (s.state == SequenceState::kPreempted) {
     core->discard(s.saved);
     std::erase(preempted, &s);

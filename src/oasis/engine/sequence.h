@@ -23,6 +23,11 @@ inline double seconds_since(Clock::time_point begin) {
 
 enum class SequenceState : uint8_t { kWaiting, kPrefill, kRunning, kPreempted, kFinished };
 
+inline Status broken_logits() {
+  return {StatusCode::kInternal,
+          "no logit is a number: the model's weights are damaged, or its activations overflowed"};
+}
+
 struct EngineSequence {
   RequestId id = 0;
   Request request;
