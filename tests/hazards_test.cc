@@ -1,0 +1,225 @@
+// The pipeline under random delays, poison, joins, leaves and preemptions against its serial mode: what is overlapped
+// must not be seen in the tokens. OASIS_HAZARD_STEPS sets how many engine steps each schedule runs (default 500).
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "oasis/engine/engine_test_util.h"
+#include "oasis/kv/testing/faulty_tier.h"
+
+namespace oasis {
+namespace {
+
+using engine::EngineConfig;
+using engine::testing::Output;
+
+int64_t steps_to_run() {
+  const char* set = std::getenv("OASIS_HAZARD_STEPS");
+  return set ? std::atoll(set) : 500;
+}
+
+// What happens before which engine step: the same in both modes.
+struct Schedule {
+  struct Join {
+    engine::Request request;
+    int64_t step, cancel_step;
+  };
+  std::vector<Join> joins;
+  std::vector<std::pair<int64_t, size_t>> preemptions;  // (step, join)
+};
+
+Schedule random_schedule(uint32_t seed, int64_t steps) {
+  std::mt19937 random(seed);
+  Schedule schedule;
+  for (int64_t step = 0; step < steps; step += 1 + static_cast<int64_t>(random() % 40)) {
+    engine::Request r;
+    const int64_t prompt = 1 + static_cast<int64_t>(random() % 300), output = 2 + static_cast<int64_t>(random() % 120);
+    r.prompt = engine::testing::repetitive_tokens(random, prompt + output, 2 + random() % 20);
+    if (random() % 2) r.forced.assign(r.prompt.begin() + prompt, r.prompt.end());
+    r.prompt.resize(static_cast<size_t>(prompt));
+    // A prompt that was there before: shared blocks.
+    if (!schedule.joins.empty() && random() % 4 == 0) {
+      r.prompt = schedule.joins[random() % schedule.joins.size()].request.prompt;
+    }
+    r.max_tokens = static_cast<int32_t>(output);
+    if (random() % 3 == 0) r.sampling = {.temperature = 1, .seed = random()};
+    const bool cancels = random() % 6 == 0;
+    schedule.joins.push_back({std::move(r), step, cancels ? step + static_cast<int64_t>(random() % 60) : -1});
+    for (uint32_t n = random() % 3; n > 0; --n) {
+      schedule.preemptions.emplace_back(step + static_cast<int64_t>(random() % 60), schedule.joins.size() - 1);
+    }
+  }
+  return schedule;
+}
+
+struct Played {
+  std::vector<Output> outputs;
+  engine::EngineMetrics metrics;
+};
+
+Played play(const EngineConfig& config, const Schedule& schedule) {
+  const auto engine = engine::testing::make_engine(config);
+  Played run;
+  run.outputs.resize(schedule.joins.size());
+  std::vector<engine::RequestId> ids(schedule.joins.size(), -1);
+  size_t next = 0;
+  for (int64_t step = 0; next < schedule.joins.size() || engine->impl_for_test().has_work(); ++step) {
+    for (; next < schedule.joins.size() && schedule.joins[next].step <= step; ++next) {
+      engine::Request r = schedule.joins[next].request;
+      engine::testing::report_to(run.outputs[next], r);
+      ids[next] = engine::testing::submit(*engine, std::move(r));
+    }
+    for (size_t i = 0; i < next; ++i) {
+      if (schedule.joins[i].cancel_step == step) engine->cancel(ids[i]);
+    }
+    for (const auto& [at, join] : schedule.preemptions) {
+      if (at == step && join < next) engine->preempt_for_test(ids[join]);
+    }
+    engine->step();
+    if (step % 37 == 0) {
+      const Status status = engine->check_integrity();
+      EXPECT_TRUE(status.ok()) << "step " << step << ": " << status.message();
+      if (!status.ok()) break;
+    }
+  }
+  const Status status = engine->check_integrity();
+  EXPECT_TRUE(status.ok()) << status.message();
+  run.metrics = engine->metrics();
+  return run;
+}
+
+// Short sleeps at all stages, most often none; the transfer's are longer and come more often.
+std::function<void(lookahead::Stage, int32_t, int64_t)> random_delays(uint32_t seed) {
+  return [seed](lookahead::Stage stage, int32_t layer, int64_t step) {
+    std::seed_seq values{seed, static_cast<uint32_t>(stage), static_cast<uint32_t>(layer), static_cast<uint32_t>(step)};
+    uint32_t drawn[2];
+    values.generate(drawn, drawn + 2);
+    const bool transfer = stage == lookahead::Stage::kTransfer;
+    if (drawn[0] % (transfer ? 8 : 64) != 0) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(drawn[1] % (transfer ? 1500 : 400)));
+  };
+}
+
+void expect_equal_to_serial(EngineConfig config, uint32_t seed) {
+  const Schedule schedule = random_schedule(seed, steps_to_run());
+  config.hooks.poison = true;
+  config.serial = true;
+  const Played want = play(config, schedule);
+  config.serial = false;
+  config.hooks.delay = random_delays(seed);
+  const Played got = play(config, schedule);
+  for (size_t i = 0; i < schedule.joins.size(); ++i) {
+    SCOPED_TRACE(fmt::format("request {}", i));
+    EXPECT_EQ(got.outputs[i].tokens, want.outputs[i].tokens);
+    EXPECT_EQ(got.outputs[i].finish, want.outputs[i].finish);
+    EXPECT_EQ(got.outputs[i].finishes, 1);
+    EXPECT_NE(got.outputs[i].finish, engine::FinishReason::kError) << got.outputs[i].error.message();
+  }
+  // The schedule met what it is meant to meet.
+  EXPECT_EQ(got.metrics.steps, want.metrics.steps);
+  EXPECT_GE(got.metrics.steps, steps_to_run() * 3 / 4);
+  EXPECT_GT(got.metrics.preemptions, 0);
+  EXPECT_GT(got.metrics.cached_tokens, 0);
+  if (config.accept_drafts) EXPECT_GT(got.metrics.accepted, 0);
+  EXPECT_GT(got.metrics.core.blocks, 0);
+}
+
+EngineConfig tight() {
+  EngineConfig c;
+  c.max_sequences = 4;
+  c.max_context = 512;
+  c.top_k_blocks = 5;
+  c.resident_ratio = 1.4;
+  c.fetch_ratio = .2;
+  c.prefill_chunk = 100;
+  c.draft = "ngram";
+  return c;
+}
+
+EngineConfig accepting() {
+  EngineConfig c = tight();
+  c.accept_drafts = true;
+  c.draft_tokens = 8;
+  return c;
+}
+
+TEST(Hazards, BoundedTokensAreThoseOfSerialMode) {
+  EngineConfig c = accepting();
+  c.attention = engine::Attention::kSparse;
+  expect_equal_to_serial(c, 1);
+}
+
+TEST(Hazards, LookaheadTokensAreThoseOfSerialMode) {
+  EngineConfig c = tight();
+  c.attention = engine::Attention::kSparse;
+  expect_equal_to_serial(c, 2);
+}
+
+TEST(Hazards, TokensThroughTheSwitchToSparseAreThoseOfSerialMode) { expect_equal_to_serial(accepting(), 3); }
+
+TEST(Hazards, ExactTokensAreThoseOfSerialMode) {
+  EngineConfig c = accepting();
+  c.fetch = lookahead::FetchMode::kExact;
+  c.resident_ratio = 2;
+  expect_equal_to_serial(c, 4);
+}
+
+TEST(Hazards, ExactTokensFromASlowStagedTierAreThoseOfSerialMode) {
+  EngineConfig c = accepting();
+  c.attention = engine::Attention::kSparse;
+  c.fetch = lookahead::FetchMode::kExact;
+  c.wrap_tier = [](std::unique_ptr<kv::Tier> tier, const kv::TierConfig& shape) -> std::unique_ptr<kv::Tier> {
+    const kv::testing::TierFaults faults{
+        .staged = true, .batch_latency_seconds = 1e-4, .batch_jitter_seconds = 5e-4, .present_limit = 80};
+    return std::make_unique<kv::testing::FaultyTier>(std::move(tier), shape, faults);
+  };
+  expect_equal_to_serial(c, 5);
+}
+
+TEST(Hazards, ExactTokensFromAFileAreThoseOfSerialMode) {
+  EngineConfig c = tight();
+  c.attention = engine::Attention::kSparse;
+  c.fetch = lookahead::FetchMode::kExact;
+  const auto path = std::filesystem::temp_directory_path() / fmt::format("oasis-hazards-{}", ::getpid());
+  c.capacity_file = path;
+  c.capacity_memory = 6 << 20;
+  expect_equal_to_serial(c, 6);
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+// Pages for about two of four sequences: they push each other out.
+TEST(Hazards, TokensUnderMemoryPressureAreThoseOfSerialMode) {
+  EngineConfig c = accepting();
+  c.attention = engine::Attention::kDense;
+  c.fast_memory = 3 << 20;
+  const Schedule schedule = random_schedule(7, steps_to_run());
+  c.serial = true;
+  const Played want = play(c, schedule);
+  c.serial = false;
+  c.hooks.poison = true;
+  const Played got = play(c, schedule);
+  for (size_t i = 0; i < schedule.joins.size(); ++i) EXPECT_EQ(got.outputs[i].tokens, want.outputs[i].tokens) << i;
+}
+
+// Which blocks are there in time depends on the clock, so tokens do too; nothing else may.
+TEST(Hazards, ABoundedRunFromASlowStagedTierStaysSound) {
+  EngineConfig c = accepting();
+  c.attention = engine::Attention::kSparse;
+  c.hooks.poison = true;
+  c.hooks.delay = random_delays(8);
+  c.wrap_tier = [](std::unique_ptr<kv::Tier> tier, const kv::TierConfig& shape) -> std::unique_ptr<kv::Tier> {
+    const kv::testing::TierFaults faults{
+        .staged = true, .batch_latency_seconds = 1e-4, .batch_jitter_seconds = 3e-3, .present_limit = 80};
+    return std::make_unique<kv::testing::FaultyTier>(std::move(tier), shape, faults);
+  };
+  const Played run = play(c, random_schedule(8, steps_to_run()));
+  for (const Output& out : run.outputs) {
+    EXPECT_EQ(out.finishes, 1);
+    EXPECT_NE(out.finish, engine::FinishReason::kError) << out.error.message();
+  }
+  EXPECT_GT(run.metrics.core.refused_absent, 0);
+  EXPECT_GT(run.metrics.core.admitted, 0);
+}
+
+}  // namespace
+}  // namespace oasis
