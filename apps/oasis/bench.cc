@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "oasis/base/units.h"
+#include "oasis/checks.h"
 #include "oasis/common.h"
 #include "oasis/flags.h"
 
@@ -16,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 struct BenchFlags : EngineFlags {
-  std::string file;
+  std::optional<std::string> file;
   int prompt_tokens = 512, max_tokens = 128, batch = 1, warm_up = 4;
   bool json = false, measure_bandwidth = false;
 };
@@ -42,13 +43,13 @@ Result<double> read_bandwidth(Device& device) {
   return best;
 }
 
-Result<std::vector<int32_t>> prompt_of(const BenchFlags& f, const OpenModel& m, int sequence) {
+Result<std::vector<int32_t>> prompt_of(const BenchFlags& f, const std::string& text, const OpenModel& m, int sequence) {
   std::vector<int32_t> ids;
-  if (!f.file.empty()) {
-    OASIS_ASSIGN_OR_RETURN(const std::string text, read_file(f.file));
+  if (f.file) {
     ids = m.tokenizer->encode(text, false, false);
     if (static_cast<int>(ids.size()) < f.prompt_tokens) {
-      return invalid_argument("-f {}: has {} tokens, --prompt-tokens asks for {}", f.file, ids.size(), f.prompt_tokens);
+      return invalid_argument("-f {}: has {} tokens, --prompt-tokens asks for {}", *f.file, ids.size(),
+                              f.prompt_tokens);
     }
     ids.resize(static_cast<size_t>(f.prompt_tokens));
     return ids;
@@ -76,12 +77,15 @@ int64_t bytes_a_step(const engine::Engine& engine, const BenchFlags& f, bool spa
 
 int run(BenchFlags& f) {
   if (Status s = f.resolve(); !s.ok()) return fail(s);
-  if (f.prompt_tokens < 1 || f.max_tokens < 1 || f.batch < 1) {
-    return fail(invalid_argument("--prompt-tokens {}, -n {} and --batch {} must be at least 1", f.prompt_tokens,
-                                 f.max_tokens, f.batch));
+  std::string text;
+  if (f.file) {
+    auto read = read_text(*f.file);
+    if (!read.ok()) return fail(read.status(), kFailed);
+    text = std::move(*read);
   }
   auto opened = open_model(f);
-  if (!opened.ok()) return fail(opened.status());
+  if (!opened.ok()) return fail(opened.status(), kFailed);
+  watch_interrupt();
   // Between two items of a later prompt the earlier sequences decode one token each: they get that many more, so that
   // all of them still run when the last prompt is in.
   const auto& m = opened->checkpoint->config();
@@ -106,7 +110,7 @@ int run(BenchFlags& f) {
   Status error;
   std::vector<engine::RequestId> ids;
   for (int b = 0; b < f.batch; ++b) {
-    auto prompt = prompt_of(f, *opened, b);
+    auto prompt = prompt_of(f, text, *opened, b);
     if (!prompt.ok()) return fail(prompt.status());
     engine::Request r;
     r.prompt = std::move(*prompt);
@@ -128,7 +132,6 @@ int run(BenchFlags& f) {
   std::vector<double> steps;
   double all_decode = 0;
   int64_t counted_tokens = 0;
-  watch_interrupt();
   for (;;) {
     const auto before = engine.metrics();
     const auto begin = Clock::now();
@@ -141,7 +144,7 @@ int run(BenchFlags& f) {
       counted_tokens += after.output_tokens - before.output_tokens;
     }
     if (static_cast<int>(steps.size()) >= f.max_tokens) break;
-    if (interrupted()) return fail(Status(StatusCode::kCancelled, "interrupted"));
+    if (interrupted() != 0) return fail(Status(StatusCode::kCancelled, "interrupted"), 128 + interrupted());
   }
   for (const auto id : ids) engine.cancel(id);
   engine.run_until_idle();
@@ -186,29 +189,28 @@ int run(BenchFlags& f) {
   j["draft"] = {{"proposed", proposed}, {"compared", compared}, {"right", right}, {"accepted", accepted}};
   j.update(nlohmann::ordered_json::parse(metrics_json(engine)));
   if (f.json) {
-    fmt::print("{}\n", j.dump(2));
+    emit("{}\n", j.dump(2));
     return kDone;
   }
-  fmt::print("prefill   {:8.1f} tok/s   {} tokens in {:.2f} s\n", j["prefill"]["tokens_per_second"].get<double>(),
-             f.batch * f.prompt_tokens, prefill);
-  fmt::print("decode    {:8.1f} tok/s   {} tokens in {} steps, median {:.2f} ms a step, {:.2f} tokens a step\n", rate,
-             counted_tokens, steps.size(), median * 1e3, per_step);
-  fmt::print("reads     {:>8}/step   weights, {} and summaries", format_bytes(static_cast<uint64_t>(read)),
-             sparse ? "the selected blocks" : "all KV");
+  emit("prefill   {:8.1f} tok/s   {} tokens in {:.2f} s\n", j["prefill"]["tokens_per_second"].get<double>(),
+       f.batch * f.prompt_tokens, prefill);
+  emit("decode    {:8.1f} tok/s   {} tokens in {} steps, median {:.2f} ms a step, {:.2f} tokens a step\n", rate,
+       counted_tokens, steps.size(), median * 1e3, per_step);
+  emit("reads     {:>8}/step   weights, {} and summaries", format_bytes(static_cast<uint64_t>(read)),
+       sparse ? "the selected blocks" : "all KV");
   if (bandwidth > 0) {
-    fmt::print("; {:.1f} GB/s of {:.1f} measured", median > 0 ? static_cast<double>(read) / median / 1e9 : 0,
-               bandwidth / 1e9);
+    emit("; {:.1f} GB/s of {:.1f} measured", median > 0 ? static_cast<double>(read) / median / 1e9 : 0,
+         bandwidth / 1e9);
   }
   const double n = std::max<double>(1, static_cast<double>(metrics.core.steps));
-  fmt::print("\nfetched   {:>8}/step   agreement {:.3f}, cover {:.3f}\n",
-             format_bytes(static_cast<uint64_t>(static_cast<double>(metrics.core.bytes) / n)), metrics.core.agreement(),
-             metrics.core.cover());
-  fmt::print(
-      "stages    predict {:.2f}, select {:.2f}, transfer {:.2f} (background), wait {:.2f}, draft {:.2f} ms a step\n",
-      metrics.core.predict_seconds / n * 1e3, metrics.core.select_seconds / n * 1e3,
-      metrics.core.transfer_seconds / n * 1e3, metrics.core.wait_seconds / n * 1e3, metrics.draft_seconds / n * 1e3);
-  fmt::print("fast tier {:>8} at most of {}\n", format_bytes(static_cast<uint64_t>(metrics.fast_bytes_peak)),
-             format_bytes(static_cast<uint64_t>(metrics.fast_bytes_limit)));
+  emit("\nfetched   {:>8}/step   agreement {:.3f}, cover {:.3f}\n",
+       format_bytes(static_cast<uint64_t>(static_cast<double>(metrics.core.bytes) / n)), metrics.core.agreement(),
+       metrics.core.cover());
+  emit("stages    predict {:.2f}, select {:.2f}, transfer {:.2f} (background), wait {:.2f}, draft {:.2f} ms a step\n",
+       metrics.core.predict_seconds / n * 1e3, metrics.core.select_seconds / n * 1e3,
+       metrics.core.transfer_seconds / n * 1e3, metrics.core.wait_seconds / n * 1e3, metrics.draft_seconds / n * 1e3);
+  emit("fast tier {:>8} at most of {}\n", format_bytes(static_cast<uint64_t>(metrics.fast_bytes_peak)),
+       format_bytes(static_cast<uint64_t>(metrics.fast_bytes_limit)));
   return kDone;
 }
 
@@ -218,16 +220,25 @@ void add_bench(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<BenchFlags>();
   auto* sub = app.add_subcommand("bench", "measure prefill and decode");
   flags->add_model(*sub);
-  sub->add_option("--prompt-tokens", flags->prompt_tokens, "length of each prompt")->capture_default_str();
-  sub->add_option("-f,--file", flags->file, "take the prompt from this text instead of random tokens");
-  sub->add_option("-n,--max-tokens", flags->max_tokens, "tokens to decode a sequence")->capture_default_str();
-  sub->add_option("--batch", flags->batch, "sequences at once")->capture_default_str();
-  sub->add_option("--warm-up", flags->warm_up, "first steps that the median leaves out")->capture_default_str();
+  const auto add = [&](const char* name, int& value, int most, const char* text) {
+    sub->add_option(name, value, text)->type_name("N")->check(whole_number(1, most))->capture_default_str();
+  };
+  constexpr int kMostTokens = 1 << 30;  // so that prompt and output together are an int
+  add("--prompt-tokens", flags->prompt_tokens, kMostTokens, "length of each prompt");
+  sub->add_option("-f,--file", flags->file, "take the prompt from this text instead of random tokens")
+      ->type_name("FILE");
+  add("-n,--max-tokens", flags->max_tokens, kMostTokens, "tokens to decode a sequence");
+  add("--batch", flags->batch, 4096, "sequences at once");
+  sub->add_option("--warm-up", flags->warm_up, "first steps that the median leaves out")
+      ->type_name("N")
+      ->check(whole_number(0, kMostTokens))
+      ->capture_default_str();
   sub->add_flag("--measure-bandwidth", flags->measure_bandwidth, "also measure how fast memory can be read");
   sub->add_flag("--json", flags->json, "print one JSON object");
   flags->add_engine(*sub);
-  sub->footer(
-      "Example:\n  oasis bench -m model.gguf --prompt-tokens 7500 -n 256 --fast-memory 80MiB --measure-bandwidth");
+  sub->footer(fmt::format(
+      "Example:\n  oasis bench -m model.gguf --prompt-tokens 7500 -n 256 --fast-memory 80MiB --measure-bandwidth\n{}",
+      kExitCodes));
   sub->callback([flags, &exit_code] { exit_code = run(*flags); });
 }
 

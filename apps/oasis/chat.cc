@@ -1,8 +1,11 @@
 // oasis chat: a conversation in the terminal, or line by line through a pipe.
 #include <unistd.h>
 
+#include <csignal>
 #include <iostream>
+#include <limits>
 
+#include "oasis/checks.h"
 #include "oasis/common.h"
 #include "oasis/flags.h"
 #include "oasis/text/chat_prompt.h"
@@ -47,10 +50,9 @@ class Conversation {
 
   void print_stats() const {
     const auto m = engine_.metrics();
-    fmt::print(
-        "{} prompt tokens, {} of them cached; first token after {:.2f} s; {} tokens in {:.2f} s; agreement {:.3f}\n",
-        stats_.prompt_tokens, stats_.cached_tokens, stats_.queued_seconds + stats_.prefill_seconds,
-        stats_.output_tokens, stats_.decode_seconds, m.core.agreement());
+    emit("{} prompt tokens, {} of them cached; first token after {:.2f} s; {} tokens in {:.2f} s; agreement {:.3f}\n",
+         stats_.prompt_tokens, stats_.cached_tokens, stats_.queued_seconds + stats_.prefill_seconds,
+         stats_.output_tokens, stats_.decode_seconds, m.core.agreement());
   }
 
  private:
@@ -69,15 +71,15 @@ class Conversation {
         progress.clear();
       }
       text += e.text;
-      fmt::print("{}", e.text);
-      std::fflush(stdout);
+      write_out(e.text);
       if (e.finish == engine::FinishReason::kError) error = e.error;
     };
     OASIS_ASSIGN_OR_RETURN(const auto id, engine_.submit(std::move(r)));
-    while (engine_.step()) {
-      if (interrupted()) engine_.cancel(id);
-    }
-    fmt::print("\n");
+    do {
+      if (interrupted() != 0 || output_lost()) engine_.cancel(id);
+    } while (engine_.step());
+    progress.clear();
+    write_out("\n");
     stats_ = engine_.take_stats(id).value_or(engine::RequestStats{});
     if (!error.ok()) return error;
     messages_.push_back({.role = "assistant", .content = text});
@@ -92,43 +94,49 @@ class Conversation {
   engine::RequestStats stats_;
 };
 
-int run(ChatFlags& f) {
-  if (Status s = f.resolve(); !s.ok()) return fail(s);
-  if (Status s = f.sampling.resolve(); !s.ok()) return fail(s);
-  if (f.max_tokens < 1) return fail(invalid_argument("-n {}: must be at least 1", f.max_tokens));
-  auto opened = open_model(f);
-  if (!opened.ok()) return fail(opened.status());
-  if (opened->tokenizer->chat_template().empty()) {
-    return fail(unsupported("'{}' has no chat template: use oasis generate", f.model));
-  }
-  auto chat_template = text::ChatTemplate::compile(opened->tokenizer->chat_template());
-  if (!chat_template.ok()) return fail(chat_template.status());
-  auto engine = engine::Engine::create(*opened->device, *opened->checkpoint, &*opened->tokenizer, f.config);
-  if (!engine.ok()) return fail(engine.status());
-  Conversation conversation(f, *opened, **engine, std::move(*chat_template));
-  const bool terminal = ::isatty(STDIN_FILENO) == 1;
-  if (terminal) fmt::print("{}", kHelp);
-  watch_interrupt();
+// Until /quit or the end of the input. In a terminal, Ctrl-C ends an answer, or, between two of them, the program.
+int converse(Conversation& conversation, bool terminal) {
+  if (terminal) write_out(kHelp);
   std::string line;
-  for (;;) {
-    if (terminal) {
-      fmt::print("> ");
-      std::fflush(stdout);
-    }
-    if (!std::getline(std::cin, line) || line == "/quit" || interrupted()) break;
+  while (!output_lost()) {
+    if (terminal) write_out("> ");
+    const bool got = static_cast<bool>(std::getline(std::cin, line));
+    if (interrupted() != 0) return 128 + interrupted();
+    if (!got || line == "/quit") break;
     if (line.empty()) continue;
     if (line == "/reset") {
       conversation.reset();
     } else if (line == "/stats") {
       conversation.print_stats();
     } else if (line == "/help") {
-      fmt::print("{}", kHelp);
+      write_out(kHelp);
     } else if (Status s = conversation.say(line); !s.ok()) {
-      fmt::print(stderr, "oasis: {}\n", s.message());
+      fail(s);
       if (!terminal) return kFailed;
+    } else if (interrupted() == SIGINT && terminal) {
+      forget_interrupt();
+    } else if (interrupted() != 0) {
+      return 128 + interrupted();
     }
   }
   return kDone;
+}
+
+int run(ChatFlags& f) {
+  if (Status s = f.resolve(); !s.ok()) return fail(s);
+  if (Status s = f.sampling.resolve(); !s.ok()) return fail(s);
+  auto opened = open_model(f);
+  if (!opened.ok()) return fail(opened.status(), kFailed);
+  if (opened->tokenizer->chat_template().empty()) {
+    return fail(unsupported("'{}' has no chat template: use oasis generate", f.model));
+  }
+  auto chat_template = text::ChatTemplate::compile(opened->tokenizer->chat_template());
+  if (!chat_template.ok()) return fail(chat_template.status());
+  watch_interrupt();
+  auto engine = engine::Engine::create(*opened->device, *opened->checkpoint, &*opened->tokenizer, f.config);
+  if (!engine.ok()) return fail(engine.status());
+  Conversation conversation(f, *opened, **engine, std::move(*chat_template));
+  return converse(conversation, ::isatty(STDIN_FILENO) == 1);
 }
 
 }  // namespace
@@ -137,11 +145,19 @@ void add_chat(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<ChatFlags>();
   auto* sub = app.add_subcommand("chat", "talk to a model");
   flags->add_model(*sub);
-  sub->add_option("--system", flags->system, "the system message");
-  sub->add_option("-n,--max-tokens", flags->max_tokens, "tokens of an answer at most")->capture_default_str();
+  sub->add_option("--system", flags->system, "the system message")->type_name("TEXT");
+  sub->add_option("-n,--max-tokens", flags->max_tokens, "tokens of an answer at most")
+      ->type_name("N")
+      ->check(whole_number(1, std::numeric_limits<int32_t>::max()))
+      ->capture_default_str();
   flags->sampling.add(*sub);
   flags->add_engine(*sub);
-  sub->footer("Earlier turns come from the prefix cache, so a later turn costs only what is new.");
+  sub->get_option("--context")->description("longest conversation in tokens; default: the model's context");
+  sub->footer(
+      fmt::format("Earlier turns come from the prefix cache, so a later turn costs only what is new.\n"
+                  "Without a terminal, every line of standard input is a message.\n\nIn a conversation:\n{}\n"
+                  "Example:\n  oasis chat -m model.gguf --system 'You answer briefly.' --fast-memory 64MiB\n{}",
+                  kHelp, kExitCodes));
   sub->callback([flags, &exit_code] { exit_code = run(*flags); });
 }
 

@@ -4,30 +4,56 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
+#include <cstdio>
+#include <cstring>
 
 namespace oasis::app {
 namespace {
 
-volatile std::sig_atomic_t interrupts = 0;
+volatile std::sig_atomic_t asked_by = 0;
+int output_error = 0;  // errno of the first write to stdout that failed
 
 }  // namespace
 
 int fail(const Status& status) {
+  return fail(status, status.code() == StatusCode::kInvalidArgument ? kUsage : kFailed);
+}
+
+int fail(const Status& status, int code) {
   fmt::print(stderr, "oasis: {}\n", status.message());
-  return status.code() == StatusCode::kInvalidArgument ? kUsage : kFailed;
+  return code;
+}
+
+void write_out(std::string_view text) {
+  if (output_error != 0) return;
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    output_error = errno;
+  }
+}
+
+bool output_lost() { return output_error != 0; }
+
+int finish_output(int code) {
+  if (output_error == 0 && std::fflush(stdout) != 0) output_error = errno;
+  if (output_error == 0) return code;
+  if (output_error == EPIPE) return 128 + SIGPIPE;  // the reader has seen enough: `| head -1`
+  return fail(io_error("cannot write to standard output: {}", std::strerror(output_error)), kFailed);
 }
 
 void watch_interrupt() {
   struct sigaction action = {};
-  action.sa_handler = [](int) {
-    interrupts = interrupts + 1;
-    if (interrupts > 1) ::_exit(130);
+  action.sa_handler = [](int signal) {
+    if (asked_by != 0) ::_exit(128 + signal);
+    asked_by = signal;
   };
   ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
 }
 
-bool interrupted() { return interrupts > 0; }
+int interrupted() { return asked_by; }
+void forget_interrupt() { asked_by = 0; }
 
 Progress::Progress(std::string what) : what_(std::move(what)), shown_(::isatty(STDERR_FILENO) == 1) {}
 Progress::~Progress() { clear(); }

@@ -4,16 +4,32 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "oasis/base/status.h"
 
 namespace oasis::app {
 
-// Exit codes: 0 done, 1 it could not be done, 2 the command line is wrong.
+// Exit codes: 0 done; 1 it could not be done (a file is missing or damaged, memory does not suffice); 2 the command
+// line is wrong (a flag, a value, or one that does not suit the model). Ended by a signal: 128 + its number.
 inline constexpr int kDone = 0, kFailed = 1, kUsage = 2;
+inline constexpr const char* kExitCodes =
+    "Exit codes: 0 done, 1 it could not be done, 2 the command line is wrong, 130 ended by Ctrl-C.";
 
-// Prints "oasis: message" and returns the exit code that fits the error.
+// Prints "oasis: message" and returns the exit code that fits the error, or the one given.
 int fail(const Status& status);
+int fail(const Status& status, int code);
+
+// To stdout, at once. Never throws: what could not be written shows in output_lost() and in the exit code.
+void write_out(std::string_view text);
+template <typename... Args>
+void emit(fmt::format_string<Args...> f, Args&&... args) {
+  write_out(fmt::format(f, std::forward<Args>(args)...));
+}
+bool output_lost();
+// Before the program ends: flushes stdout. Output that nobody could read makes a success a failure.
+int finish_output(int code);
 
 // A progress bar on stderr, shown only when stderr is a terminal.
 class Progress {
@@ -32,9 +48,11 @@ class Progress {
 // Peak resident set of this process, bytes.
 int64_t peak_rss_bytes();
 
-// Ctrl-C: true once it was pressed. The first press asks the work to end, the second ends the process.
+// Ctrl-C and SIGTERM: the first asks the work to end, the second ends the process.
 void watch_interrupt();
-bool interrupted();
+// The signal that asked, or 0.
+int interrupted();
+void forget_interrupt();
 
 // Subcommands: each adds itself to the app and, if chosen, leaves its exit code in `exit_code`.
 void add_generate(CLI::App& app, int& exit_code);

@@ -1,56 +1,92 @@
 #include "oasis/flags.h"
 
+#include <algorithm>
+#include <cerrno>
 #include <charconv>
-#include <fstream>
-#include <iterator>
+#include <cstdio>
+#include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "oasis/base/units.h"
+#include "oasis/checks.h"
 #include "oasis/common.h"
 
 namespace oasis::app {
 
+namespace {
+
+constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
+// More text than any context holds: what is read from a device that never ends must end.
+constexpr size_t kMostText = size_t{256} << 20;
+
+}  // namespace
+
 void EngineFlags::add_model(CLI::App& app) {
-  app.add_option("-m,--model", model, "a .gguf file or a Hugging Face folder (config.json, *.safetensors)")->required();
+  app.add_option("-m,--model", model, "a .gguf file or a Hugging Face folder (config.json, *.safetensors)")
+      ->type_name("PATH")
+      ->required();
 }
 
 void EngineFlags::add_engine(CLI::App& app) {
-  app.add_option("--device", device, "where to run: cpu")->capture_default_str();
-  app.add_option("--threads", threads, "CPU threads; 0: all cores")->capture_default_str();
-  auto* group = app.add_option_group("Working set");
-  group->add_option("--attention", attention, "auto (dense until the working set is full, sparse after), dense, sparse")
+  const auto add = [&](const char* group, const char* name, auto& value, const char* type, const char* text) {
+    return app.add_option(name, value, text)->group(group)->type_name(type);
+  };
+  const char* set = "Working set";
+  add(set, "--attention", attention, "MODE",
+      "dense: reads everything; sparse: the working set; auto: dense while all fits it")
       ->capture_default_str();
-  group->add_option("--block-size", config.block_size, "tokens a block: 16, 32 or 64")->capture_default_str();
-  group->add_option("--top-k-blocks", config.top_k_blocks, "blocks that attention reads a head and step (K)")
+  add(set, "--block-size", config.block_size, "N", "tokens a block: 16, 32 or 64")
+      ->check(one_of({16, 32, 64}))
       ->capture_default_str();
-  group->add_option("--block-score", block_score, "shrunk (better) or minmax (the paper's)")->capture_default_str();
-  group->add_option("--resident-ratio", config.resident_ratio,
-                    "blocks kept in the fast tier, in units of K; default: what --fast-memory holds, 1 .. 1.5");
-  group
-      ->add_option("--fetch", fetch,
-                   "bounded (a fixed cap), exact (waits for what was missed), adaptive (by margin, as the link allows)")
+  add(set, "--top-k-blocks", config.top_k_blocks, "K", "blocks that attention reads a head and step")
+      ->check(whole_number(1, 65536))
       ->capture_default_str();
-  group->add_option("--fetch-ratio", config.fetch_ratio, "bounded: at most this share of K is fetched a head and step")
+  add(set, "--resident-ratio", config.resident_ratio, "X",
+      "blocks kept in the fast tier, X times K, from 1 on;\ndefault: what --fast-memory holds, 1 .. 1.5")
+      ->check(number(1, 1024));
+  add(set, "--block-score", block_score, "RULE", "how blocks are ranked: shrunk (better) or minmax (the paper's)")
       ->capture_default_str();
-  auto* drafts = app.add_option_group("Drafts");
-  drafts->add_option("--draft", config.draft, "auto, auto:DIR, eagle3:DIR, ngram or none")->capture_default_str();
-  drafts->add_option("--draft-tokens", config.draft_tokens, "most drafts accepted a step, 1 .. 8")
+  add(set, "--fetch", fetch, "MODE",
+      "bounded: a few blocks a step, never waited for; exact: waits for\n"
+      "all that is wanted; adaptive: as much as the link carries")
       ->capture_default_str();
-  drafts->add_flag("--accept-drafts", config.accept_drafts,
-                   "accept drafts that the model agrees with; default: they only look ahead");
-  auto* memory = app.add_option_group("Memory");
-  memory->add_option("--fast-memory", fast_memory,
-                     "bound on KV pages, summaries, maps and draft KV, e.g. 64MiB; default: as needed");
-  memory->add_option("--capacity-memory", capacity_memory,
-                     "DRAM for the whole KV (with a file: its cache); default: as needed");
-  memory->add_option("--capacity-file", capacity_file, "keep the whole KV in this file: PATH or PATH:SIZE");
-  memory->add_option("--context", config.max_context, "longest sequence in tokens; default: what the request needs");
-  memory->add_option("--prefill-chunk", config.prefill_chunk, "prompt tokens a work item")->capture_default_str();
+  add(set, "--fetch-ratio", config.fetch_ratio, "X", "bounded: at most this share of K a head and step, 0 .. 1")
+      ->check(number(0, 1))
+      ->capture_default_str();
+  const char* drafts = "Drafts";
+  add(drafts, "--draft", config.draft, "KIND",
+      "who guesses the next token: eagle3:DIR (a head trained for the model),\n"
+      "ngram, none, auto:DIR (the better of the two), auto (ngram)")
+      ->capture_default_str();
+  app.add_flag("--accept-drafts", config.accept_drafts,
+               "guesses that the model agrees with become output; without it they\nonly say which blocks to fetch")
+      ->group(drafts);
+  add(drafts, "--draft-tokens", config.draft_tokens, "N", "with --accept-drafts: at most so many a step, 1 .. 8")
+      ->check(whole_number(1, 8))
+      ->capture_default_str();
+  const char* memory = "Memory (sizes: 64MiB, 1.5GiB, 2GB, or bytes)";
+  add(memory, "--fast-memory", fast_memory, "SIZE",
+      "bound on KV pages, summaries, maps and draft KV; default: as needed");
+  add(memory, "--capacity-memory", capacity_memory, "SIZE",
+      "DRAM for the whole KV (with a file: its cache); default: as needed");
+  add(memory, "--capacity-file", capacity_file, "PATH[:SIZE]",
+      "keep the whole KV in this file, which is removed at the end");
+  add(memory, "--context", config.max_context, "N", "longest sequence in tokens, prompt and output; default: as needed")
+      ->check(whole_number(1, kMostTokens));
+  add(memory, "--prefill-chunk", config.prefill_chunk, "N", "prompt tokens that are read at once")
+      ->check(whole_number(1, 65536))
+      ->capture_default_str();
+  const char* machine = "Machine";
+  add(machine, "--device", device, "NAME", "where to run: cpu")->capture_default_str();
+  add(machine, "--threads", threads, "N", "CPU threads; 0: all cores")
+      ->check(whole_number(0, 1024))
+      ->capture_default_str();
 }
 
 Status EngineFlags::resolve() {
   if (device != "cpu") return invalid_argument("--device {}: this build has cpu", device);
-  if (threads < 0 || threads > 1024) return invalid_argument("--threads {}: must lie in 0 .. 1024", threads);
   if (attention == "auto")
     config.attention = engine::Attention::kAuto;
   else if (attention == "dense")
@@ -73,24 +109,24 @@ Status EngineFlags::resolve() {
     config.fetch = lookahead::FetchMode::kAdaptive;
   else
     return invalid_argument("--fetch {}: bounded, exact or adaptive", fetch);
-  const auto size = [](const std::string& text, const char* flag, uint64_t& out) -> Status {
-    if (text.empty()) return {};
+  const auto size = [](std::string_view text, const char* flag, uint64_t& out) -> Status {
     auto bytes = parse_bytes(text);
     if (!bytes.ok()) return invalid_argument("{}: {}", flag, bytes.status().message());
     if (*bytes == 0) return invalid_argument("{} 0: must be positive", flag);
     out = *bytes;
     return {};
   };
-  OASIS_RETURN_IF_ERROR(size(fast_memory, "--fast-memory", config.fast_memory));
-  OASIS_RETURN_IF_ERROR(size(capacity_memory, "--capacity-memory", config.capacity_memory));
-  if (!capacity_file.empty()) {
-    // PATH:SIZE, where what follows the last colon reads as a size.
-    const size_t colon = capacity_file.rfind(':');
-    config.capacity_file = capacity_file;
-    if (colon != std::string::npos && parse_bytes(std::string_view(capacity_file).substr(colon + 1)).ok()) {
-      config.capacity_file = capacity_file.substr(0, colon);
-      OASIS_RETURN_IF_ERROR(size(capacity_file.substr(colon + 1), "--capacity-file", config.capacity_file_bytes));
-    }
+  if (fast_memory) OASIS_RETURN_IF_ERROR(size(*fast_memory, "--fast-memory", config.fast_memory));
+  if (capacity_memory) OASIS_RETURN_IF_ERROR(size(*capacity_memory, "--capacity-memory", config.capacity_memory));
+  if (capacity_file) {
+    // What follows the last colon is a size if it begins like one, so that a mistyped size is not taken for a name.
+    const std::string_view all = *capacity_file;
+    const size_t colon = all.rfind(':');
+    const std::string_view end = colon == all.npos ? std::string_view() : all.substr(colon + 1);
+    const bool sized = !end.empty() && end[0] >= '0' && end[0] <= '9' && end.find('/') == end.npos;
+    config.capacity_file = all.substr(0, sized ? colon : all.size());
+    if (config.capacity_file.empty()) return invalid_argument("--capacity-file '{}': names no file", all);
+    if (sized) OASIS_RETURN_IF_ERROR(size(end, "--capacity-file PATH:SIZE", config.capacity_file_bytes));
   }
   return engine::validate(config);
 }
@@ -105,18 +141,27 @@ Result<OpenModel> open_model(const EngineFlags& flags) {
 }
 
 void SamplingFlags::add(CLI::App& app) {
-  auto* s = app.add_option_group("Sampling");
-  s->add_option("--temperature", params.temperature, "0: greedy")->capture_default_str();
-  s->add_option("--top-k", params.top_k, "keep the k most likely tokens; 0: off")->capture_default_str();
-  s->add_option("--top-p", params.top_p, "keep the most likely tokens that make up this probability; 1: off")
-      ->capture_default_str();
-  s->add_option("--min-p", params.min_p, "drop tokens below this share of the most likely one; 0: off")
-      ->capture_default_str();
-  s->add_option("--repetition-penalty", params.repetition_penalty, "1: off")->capture_default_str();
-  s->add_option("--presence-penalty", params.presence_penalty, "0: off")->capture_default_str();
-  s->add_option("--frequency-penalty", params.frequency_penalty, "0: off")->capture_default_str();
-  s->add_option("--logit-bias", logit_bias, "ID:VALUE, added to that token's logit (may be given several times)");
-  s->add_option("--seed", params.seed, "the same seed and flags give the same tokens")->capture_default_str();
+  constexpr double kMost = std::numeric_limits<float>::max();
+  const auto add = [&](const char* name, auto& value, const char* text, CLI::Validator check) {
+    using Value = std::remove_reference_t<decltype(value)>;
+    app.add_option(name, value, text)
+        ->group("Sampling")
+        ->type_name(std::is_integral_v<Value> ? "N" : "X")
+        ->check(std::move(check))
+        ->capture_default_str();
+  };
+  add("--temperature", params.temperature, "0: always the likeliest token; 1: as the model says", number(0, kMost));
+  add("--top-k", params.top_k, "keep the k most likely tokens; 0: off", whole_number(0, kMostTokens));
+  add("--top-p", params.top_p, "keep the likeliest tokens that make up this probability; 1: off", number_above(0, 1));
+  add("--min-p", params.min_p, "drop tokens below this share of the likeliest one's probability; 0: off", number(0, 1));
+  add("--repetition-penalty", params.repetition_penalty, "0.01 .. 100; 1: off", number(0.01, 100));
+  add("--presence-penalty", params.presence_penalty, "-2 .. 2; 0: off", number(-2, 2));
+  add("--frequency-penalty", params.frequency_penalty, "-2 .. 2; 0: off", number(-2, 2));
+  app.add_option("--logit-bias", logit_bias, "added to that token's logit, -100 .. 100 (may be given several times)")
+      ->group("Sampling")
+      ->type_name("ID:VALUE")
+      ->allow_extra_args(false);
+  add("--seed", params.seed, "the same seed and flags give the same tokens", seed_number());
 }
 
 Status SamplingFlags::resolve() {
@@ -125,37 +170,65 @@ Status SamplingFlags::resolve() {
     int32_t id = 0;
     float value = 0;
     const char* end = text.data() + text.size();
-    const bool good = colon != std::string::npos &&
-                      std::from_chars(text.data(), text.data() + colon, id).ptr == text.data() + colon && colon > 0 &&
-                      std::from_chars(text.data() + colon + 1, end, value).ptr == end && colon + 1 < text.size();
-    if (!good) return invalid_argument("--logit-bias '{}': write ID:VALUE, for example 42:-5", text);
+    const auto reads = [](const char* from, const char* to, auto& out) {
+      const auto [next, error] = std::from_chars(from, to, out);
+      return error == std::errc() && next == to;
+    };
+    if (colon == text.npos || !reads(text.data(), text.data() + colon, id) ||
+        !reads(text.data() + colon + 1, end, value)) {
+      return invalid_argument("--logit-bias '{}': write ID:VALUE, for example 42:-5", text);
+    }
+    if (!(value >= -100 && value <= 100)) {
+      return invalid_argument("--logit-bias '{}': the value must lie in -100 .. 100", text);
+    }
     params.logit_bias.emplace_back(id, value);
   }
   return {};
 }
 
-Result<std::string> read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return not_found("cannot read '{}'", path);
-  std::string text(std::istreambuf_iterator<char>(in), {});
-  if (in.bad()) return io_error("cannot read '{}'", path);
+Result<std::string> read_text(const std::string& path) {
+  std::FILE* in = path == "-" ? stdin : std::fopen(path.c_str(), "rb");
+  if (!in) return not_found("cannot read '{}': {}", path, std::strerror(errno));
+  std::string text;
+  std::vector<char> piece(size_t{1} << 16);
+  for (size_t n; text.size() <= kMostText && (n = std::fread(piece.data(), 1, piece.size(), in)) > 0;) {
+    text.append(piece.data(), n);
+  }
+  const int error = std::ferror(in) ? errno : 0;
+  if (in != stdin) std::fclose(in);
+  if (error != 0) return io_error("cannot read '{}': {}", path, std::strerror(error));
+  if (text.size() > kMostText) return invalid_argument("'{}' has more than {}", path, format_bytes(kMostText));
   return text;
 }
 
-Result<std::vector<int32_t>> parse_ids(const std::string& text) {
+Result<std::vector<int32_t>> parse_ids(std::string_view flag, std::string_view text) {
+  const auto trimmed = [](std::string_view s) {
+    const size_t begin = s.find_first_not_of(" \t\n");
+    return begin == s.npos ? std::string_view() : s.substr(begin, s.find_last_not_of(" \t\n") + 1 - begin);
+  };
+  text = trimmed(text);
+  if (text.starts_with('[') && text.ends_with(']')) text = text.substr(1, text.size() - 2);
   std::vector<int32_t> ids;
-  const char* at = text.data();
-  const char* end = at + text.size();
-  while (at < end) {
+  for (size_t at = 0; at <= text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    const std::string_view item = trimmed(text.substr(at, comma - at));
     int32_t id = 0;
-    const auto [next, error] = std::from_chars(at, end, id);
-    if (error != std::errc() || (next != end && *next != ',') || (next != end && next + 1 == end)) {
-      return invalid_argument("token ids '{}': write ids between commas, for example 1,2,3", text);
+    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), id);
+    if (error != std::errc() || end != item.data() + item.size() || id < 0) {
+      return invalid_argument("{}: '{}' is not a token id: write ids between commas, for example 1,2,3", flag,
+                              item.substr(0, 80));
     }
     ids.push_back(id);
-    at = next == end ? end : next + 1;
+    at = comma + 1;
   }
   return ids;
+}
+
+Status check_ids(std::string_view flag, const std::vector<int32_t>& ids, int64_t vocab) {
+  for (const int32_t id : ids) {
+    if (id >= vocab) return invalid_argument("{}: id {}: this model's ids lie in 0 .. {}", flag, id, vocab - 1);
+  }
+  return {};
 }
 
 std::string metrics_json(const engine::Engine& engine) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "oasis/device/device.h"
@@ -20,7 +21,7 @@ struct EngineFlags {
   std::string device = "cpu";
   int threads = 0;
   std::string attention = "auto", block_score = "shrunk", fetch = "bounded";
-  std::string fast_memory, capacity_memory, capacity_file;
+  std::optional<std::string> fast_memory, capacity_memory, capacity_file;
   engine::EngineConfig config;
 
   void add_model(CLI::App& app);
@@ -45,9 +46,11 @@ struct OpenModel {
 };
 Result<OpenModel> open_model(const EngineFlags& flags);
 
-Result<std::string> read_file(const std::string& path);
-// "1,2,3" -> ids.
-Result<std::vector<int32_t>> parse_ids(const std::string& text);
+// All of a file, or of standard input for "-".
+Result<std::string> read_text(const std::string& path);
+// "1,2,3" or "[1, 2, 3]" -> ids, none below 0. The error names the flag.
+Result<std::vector<int32_t>> parse_ids(std::string_view flag, std::string_view text);
+Status check_ids(std::string_view flag, const std::vector<int32_t>& ids, int64_t vocab);
 
 // What `--json` says of the engine's counters, in every subcommand alike: memory, fetch, lookahead, stages.
 std::string metrics_json(const engine::Engine& engine);

@@ -40,7 +40,7 @@ std::map<std::string, int64_t> bytes_by_type(const model::ModelWeights& w) {
 
 int run(InfoFlags& f) {
   auto opened = open_model(f);
-  if (!opened.ok()) return fail(opened.status());
+  if (!opened.ok()) return fail(opened.status(), kFailed);
   const auto& m = opened->checkpoint->config();
   const auto types = bytes_by_type(opened->checkpoint->weights());
   const int64_t kv = int64_t{2} * m.layers * m.kv_heads * m.head_dim * 2;
@@ -66,20 +66,20 @@ int run(InfoFlags& f) {
   j["device"] = opened->device->name();
   j["instruction_set"] = std::string(level_name());
   if (f.json) {
-    fmt::print("{}\n", j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    emit("{}\n", j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
     return kDone;
   }
-  fmt::print("model        {} ({})\n", m.name.empty() ? f.model : m.name, to_string(m.arch));
-  fmt::print("shape        {} layers, hidden {}, {} heads of {} over {} KV heads, MLP {}\n", m.layers, m.hidden,
-             m.heads, m.head_dim, m.kv_heads, m.intermediate);
-  fmt::print("vocabulary   {} tokens, {}{}\n", m.vocab, text::to_string(opened->tokenizer->pre()),
-             opened->tokenizer->chat_template().empty() ? ", no chat template" : ", chat template");
-  fmt::print("context      {} tokens, RoPE base {}\n", m.context, m.rope.theta);
-  fmt::print("weights      {}", format_bytes(opened->checkpoint->weight_bytes()));
-  for (const auto& [type, bytes] : types) fmt::print(", {} {}", type, format_bytes(static_cast<uint64_t>(bytes)));
-  fmt::print("\nKV           {} a token, {} at full context\n", format_bytes(static_cast<uint64_t>(kv)),
-             format_bytes(static_cast<uint64_t>(kv * m.context)));
-  fmt::print("device       {}, {}\n", opened->device->name(), level_name());
+  emit("model        {} ({})\n", m.name.empty() ? f.model : m.name, to_string(m.arch));
+  emit("shape        {} layers, hidden {}, {} heads of {} over {} KV heads, MLP {}\n", m.layers, m.hidden, m.heads,
+       m.head_dim, m.kv_heads, m.intermediate);
+  emit("vocabulary   {} tokens, {}{}\n", m.vocab, text::to_string(opened->tokenizer->pre()),
+       opened->tokenizer->chat_template().empty() ? ", no chat template" : ", chat template");
+  emit("context      {} tokens, RoPE base {}\n", m.context, m.rope.theta);
+  emit("weights      {}", format_bytes(opened->checkpoint->weight_bytes()));
+  for (const auto& [type, bytes] : types) emit(", {} {}", type, format_bytes(static_cast<uint64_t>(bytes)));
+  emit("\nKV           {} a token, {} at full context\n", format_bytes(static_cast<uint64_t>(kv)),
+       format_bytes(static_cast<uint64_t>(kv * m.context)));
+  emit("device       {}, {}\n", opened->device->name(), level_name());
   return kDone;
 }
 
@@ -90,6 +90,7 @@ void add_info(CLI::App& app, int& exit_code) {
   auto* sub = app.add_subcommand("info", "describe a model and the machine");
   flags->add_model(*sub);
   sub->add_flag("--json", flags->json, "print one JSON object");
+  sub->footer("Example:\n  oasis info -m model.gguf");
   sub->callback([flags, &exit_code] { exit_code = run(*flags); });
 }
 

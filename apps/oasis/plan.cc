@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "oasis/base/units.h"
+#include "oasis/checks.h"
 #include "oasis/common.h"
 #include "oasis/draft/make_drafter.h"
 #include "oasis/engine/memory_plan.h"
@@ -40,7 +41,6 @@ int run(PlanFlags& f) {
   if (Status s = f.resolve(); !s.ok()) return fail(s);
   if (f.model.empty() == f.config_json.empty())
     return fail(invalid_argument("give exactly one of -m MODEL and --config config.json"));
-  if (f.context < 1) return fail(invalid_argument("--context {}: must be at least 1", f.context));
   f.config.max_context = f.context;
   f.config.max_sequences = f.concurrency;
   if (Status s = engine::validate(f.config); !s.ok()) return fail(s);
@@ -48,12 +48,12 @@ int run(PlanFlags& f) {
   model::ModelConfig m;
   if (!f.model.empty()) {
     auto opened = model::Checkpoint::open(f.model);
-    if (!opened.ok()) return fail(opened.status());
+    if (!opened.ok()) return fail(opened.status(), kFailed);
     m = opened->config();
     checkpoint.emplace(std::move(*opened));
   } else {
     auto config = model::read_config_json(f.config_json);
-    if (!config.ok()) return fail(config.status());
+    if (!config.ok()) return fail(config.status(), kFailed);
     m = std::move(*config);
   }
   auto sizes = drafter_sizes(f, checkpoint);
@@ -103,28 +103,27 @@ int run(PlanFlags& f) {
     }
   }
   if (f.json) {
-    fmt::print("{}\n", j.dump(2));
+    emit("{}\n", j.dump(2));
   } else {
-    fmt::print("{} sequences of {} tokens, K = {}, R = {}, C = {} blocks of {} tokens\n\n", f.concurrency, f.context,
-               c.attend_blocks, c.resident_blocks, c.cap(), c.shape.block_size);
-    fmt::print("fast tier      {:>10}  KV pages {}, summaries {}, maps {}, draft KV {}\n", bytes(p.fast_bytes()),
-               bytes(p.kv_bytes), bytes(p.summary_bytes), bytes(p.map_bytes), bytes(p.draft_bytes));
-    fmt::print("capacity tier  {:>10}  {} a block of {} tokens\n", bytes(capacity_need), bytes(p.home_bytes),
-               c.shape.block_size);
-    fmt::print("beside them    {:>10}  weights {}, prefill workspace {}, activations {}\n",
-               bytes(p.prefill_workspace_bytes + p.activation_bytes +
-                     (checkpoint ? static_cast<int64_t>(checkpoint->weight_bytes()) : 0)),
-               checkpoint ? bytes(static_cast<int64_t>(checkpoint->weight_bytes())) : std::string("not counted"),
-               bytes(p.prefill_workspace_bytes), bytes(p.activation_bytes));
-    fmt::print("largest batch  {:>10}  dense {}, in {} of fast memory\n", sparse_batch, dense_batch, bytes(fast));
-    fmt::print("link           {:>10}  a step at most ({} block-heads a head, all sequences)\n", bytes(step_bytes),
-               c.cap());
+    emit("{} sequences of {} tokens, K = {}, R = {}, C = {} blocks of {} tokens\n\n", f.concurrency, f.context,
+         c.attend_blocks, c.resident_blocks, c.cap(), c.shape.block_size);
+    emit("fast tier      {:>10}  KV pages {}, summaries {}, maps {}, draft KV {}\n", bytes(p.fast_bytes()),
+         bytes(p.kv_bytes), bytes(p.summary_bytes), bytes(p.map_bytes), bytes(p.draft_bytes));
+    emit("capacity tier  {:>10}  {} a block of {} tokens\n", bytes(capacity_need), bytes(p.home_bytes),
+         c.shape.block_size);
+    emit("beside them    {:>10}  weights {}, prefill workspace {}, activations {}\n",
+         bytes(p.prefill_workspace_bytes + p.activation_bytes +
+               (checkpoint ? static_cast<int64_t>(checkpoint->weight_bytes()) : 0)),
+         checkpoint ? bytes(static_cast<int64_t>(checkpoint->weight_bytes())) : std::string("not counted"),
+         bytes(p.prefill_workspace_bytes), bytes(p.activation_bytes));
+    emit("largest batch  {:>10}  dense {}, in {} of fast memory\n", sparse_batch, dense_batch, bytes(fast));
+    emit("link           {:>10}  a step at most ({} block-heads a head, all sequences)\n", bytes(step_bytes), c.cap());
     if (f.link_gbps > 0) {
-      fmt::print("               {:>7.2f} ms  of that at {} GB/s\n",
-                 static_cast<double>(step_bytes) / (f.link_gbps * 1e9) * 1e3, f.link_gbps);
+      emit("               {:>7.2f} ms  of that at {} GB/s\n",
+           static_cast<double>(step_bytes) / (f.link_gbps * 1e9) * 1e3, f.link_gbps);
       if (f.step_ms > 0) {
-        fmt::print("               {:>10.1f}  block-heads a head fit a step of {} ms\n",
-                   j["link"]["budget_block_heads_per_head"].get<double>(), f.step_ms);
+        emit("               {:>10.1f}  block-heads a head fit a step of {} ms\n",
+             j["link"]["budget_block_heads_per_head"].get<double>(), f.step_ms);
       }
     }
   }
@@ -144,14 +143,23 @@ int run(PlanFlags& f) {
 void add_plan(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<PlanFlags>();
   auto* sub = app.add_subcommand("plan", "say where every byte would go, without allocating anything");
-  sub->add_option("-m,--model", flags->model, "a .gguf file or a Hugging Face folder");
-  sub->add_option("--config", flags->config_json, "a config.json alone, for a model that is not here");
-  sub->add_option("--concurrency", flags->concurrency, "sequences at once")->capture_default_str();
-  sub->add_option("--link-gbps", flags->link_gbps, "rate between the tiers, 10^9 bytes a second");
-  sub->add_option("--step-ms", flags->step_ms, "with --link-gbps: the time of a decode step, for the budget of a step");
+  sub->add_option("-m,--model", flags->model, "a .gguf file or a Hugging Face folder")->type_name("PATH");
+  sub->add_option("--config", flags->config_json, "instead: the config.json of a model that is not here")
+      ->type_name("FILE");
+  sub->add_option("--concurrency", flags->concurrency, "sequences at once")
+      ->type_name("N")
+      ->check(whole_number(1, 4096))
+      ->capture_default_str();
+  auto* link = sub->add_option("--link-gbps", flags->link_gbps, "rate between the tiers, 10^9 bytes a second")
+                   ->type_name("X")
+                   ->check(number_above(0, 1e6));
+  sub->add_option("--step-ms", flags->step_ms, "with --link-gbps: the time of a decode step, for the budget of a step")
+      ->type_name("X")
+      ->check(number_above(0, 1e6))
+      ->needs(link);
   sub->add_flag("--json", flags->json, "print one JSON object");
   flags->add_engine(*sub);
-  sub->get_option("--context")->required();
+  sub->get_option("--context")->description("longest sequence in tokens, prompt and output")->required();
   sub->footer(
       "Exits with 1 and the shortfall when it does not fit.\n"
       "Example:\n"
