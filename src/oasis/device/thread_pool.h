@@ -47,10 +47,13 @@ class ThreadPool {
   void drain(int worker);
 
   std::vector<std::thread> workers_;
-  FunctionRef<void(int64_t, int)>* body_ = nullptr;
-  int64_t items_ = 0;
-  alignas(64) std::atomic<int64_t> next_{0};
-  alignas(64) std::atomic<int> running_{0};
+  // The loop under way: its number (upper bits) and the next item to hand out, changed together, so that a worker that
+  // wakes late claims nothing of a loop that it has not seen begin, and `run` need not wait for workers that never
+  // woke.
+  alignas(64) std::atomic<uint64_t> next_{0};
+  std::atomic<FunctionRef<void(int64_t, int)>*> body_{nullptr};
+  std::atomic<int64_t> items_{0};
+  alignas(64) std::atomic<int64_t> done_{0};  // items that have returned
   alignas(64) std::atomic<uint32_t> generation_{0};
   std::atomic<bool> stop_{false};
 };
