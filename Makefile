@@ -16,6 +16,8 @@ export TSAN_OPTIONS := second_deadlock_stack=1:halt_on_error=1
 
 # Rooms whose code runs on several threads at once: what the thread sanitizer is for.
 RACY := device kv lookahead engine
+RACY_TESTS := $(foreach room,$(RACY),$(if $(shell find src/oasis/$(room) -name '*_test.cc' -print -quit),$(room)_test)) \
+  hazards_test exact_test
 FUZZERS := $(basename $(notdir $(shell find src -name '*_fuzz.cc')))
 
 help:           ## this list
@@ -47,8 +49,8 @@ asan: model deps   ## all tests under the address and undefined-behaviour saniti
 
 tsan: model deps   ## the tests that can race under the thread sanitizer
 	cmake --preset tsan
-	cmake --build --preset tsan -j $(JOBS) --target $(addsuffix _test,$(RACY))
-	ctest --test-dir build/tsan -j $(JOBS) -R '^($(subst $() $(),|,$(RACY)))\.'
+	cmake --build --preset tsan -j $(JOBS) --target $(RACY_TESTS)
+	ctest --test-dir build/tsan -j $(JOBS) -R '^($(subst $() $(),|,$(RACY) tests))\.'
 
 fuzz: ci-deps   ## build the fuzz targets and run each for a while (FUZZ_SECONDS=20)
 	cmake --preset fuzz
