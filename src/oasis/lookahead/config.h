@@ -17,7 +17,7 @@ enum class Stage : uint8_t { kAppend, kPredict, kSelect, kTransfer, kAttention, 
 
 struct TestHooks {
   std::function<void(Stage stage, int32_t layer, int64_t step)> delay;  // null: none
-  bool poison = false;  // fill a slot with NaN before its new block-head is copied in, and pages when they are freed
+  bool poison = false;  // fill a slot with NaN before its new block-head is copied in, and pages when they are taken
   // Replaces the prediction: called per layer with the item's predicted blocks [kv_heads, stride] and counts, to be
   // overwritten.
   std::function<void(int32_t layer, int64_t step, int32_t sequence, int32_t* blocks, int32_t* counts, int64_t stride)>

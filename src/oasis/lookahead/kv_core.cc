@@ -76,7 +76,7 @@ void KvCore::begin_step(std::span<const StepSequence> steps) {
     if (!s.sparse) {
       const auto owned = static_cast<int32_t>(s.page_of_slot.size());
       for (int32_t b = owned; b <= row_block_.back(); ++b) {
-        s.page_of_slot.push_back(pages_.allocator().allocate());
+        s.page_of_slot.push_back(take_page());
         OASIS_CHECK(s.page_of_slot.back() >= 0, "no page left for block {}", b);
       }
       extend_dense_lists(st.sequence, owned);

@@ -160,6 +160,7 @@ class KvCore {
   void trace_rows(int32_t layer);
   void trace_select(int32_t layer);
   // kv_core_sequence.cc
+  int32_t take_page();
   int32_t take_summary_page(kv::HomeId home);
   void start_map(int32_t layer, int32_t sequence, int32_t head, std::span<const int32_t> ranking,
                  int32_t predicted_step);

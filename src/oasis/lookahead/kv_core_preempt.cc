@@ -56,7 +56,7 @@ Status KvCore::restore(int32_t sequence, SavedSequence& saved) {
   s.since = step_;
   s.page_of_slot.reserve(static_cast<size_t>(std::max(s.max_blocks, config_.slots())));
   s.summary_pages.reserve(static_cast<size_t>(s.max_blocks) + 1);
-  for (int32_t i = 0; i < pages; ++i) s.page_of_slot.push_back(pages_.allocator().allocate());
+  for (int32_t i = 0; i < pages; ++i) s.page_of_slot.push_back(take_page());
   for (const kv::HomeId home : s.homes) {
     const bool live = summary_page_of_home_[static_cast<size_t>(home)] >= 0;
     s.summary_pages.push_back(take_summary_page(home));

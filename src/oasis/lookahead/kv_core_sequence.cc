@@ -153,6 +153,13 @@ void KvCore::settle() {
   homes_.release_through(step_);
 }
 
+// -1: none is left.
+int32_t KvCore::take_page() {
+  const int32_t page = pages_.allocator().allocate();
+  if (page >= 0 && config_.hooks.poison) pages_.poison(page);
+  return page;
+}
+
 void KvCore::take_errors() {
   for (TransferError& e : transfer_->take_errors()) {
     Sequence& s = seq(e.sequence);
@@ -202,7 +209,7 @@ Status KvCore::begin_prefill(int32_t sequence, int32_t tokens, bool sparse, std:
   s.sparse = sparse;
   s.position = tokens;
   s.sealed = sealed;
-  for (int32_t i = 0; i < pages; ++i) s.page_of_slot.push_back(pages_.allocator().allocate());
+  for (int32_t i = 0; i < pages; ++i) s.page_of_slot.push_back(take_page());
   for (int32_t b = 0; b < sealed; ++b) {
     const bool shared = b < static_cast<int32_t>(prefix.size());
     s.homes.push_back(shared ? prefix[static_cast<size_t>(b)] : homes_.allocate_reserved());
@@ -452,7 +459,7 @@ void KvCore::become_sparse(int32_t sequence) {
   Sequence& s = seq(sequence);
   const int32_t slots = config_.slots();
   while (static_cast<int32_t>(s.page_of_slot.size()) < slots) {
-    s.page_of_slot.push_back(pages_.allocator().allocate());
+    s.page_of_slot.push_back(take_page());
     OASIS_CHECK(s.page_of_slot.back() >= 0, "no page left for the switch to sparse");
   }
   const auto owned = static_cast<int32_t>(s.page_of_slot.size());
