@@ -260,6 +260,40 @@ TEST(RulesOfTheEngine, ExactRunsFollowTheSimulation) {
   expect_random_runs_follow_the_rules(lookahead::FetchMode::kExact, 2);
 }
 
+// case 13
+TEST(RulesOfTheEngine, AsManyTokensAreReadAsTheBudgetSaysForEveryBlockSize) {
+  for (const int32_t block_size : {16, 32, 64}) {
+    EngineConfig config;
+    config.max_context = 1400;
+    config.attention = engine::Attention::kSparse;
+    config.block_size = block_size;
+    config.top_k_blocks = 256 / block_size;
+    config.draft = "ngram";
+    const auto engine = engine::testing::make_engine(config);
+    const lookahead::KvCore& core = *engine->impl_for_test().core;
+    std::mt19937 random(1);
+    engine::Request r;
+    r.prompt = engine::testing::random_tokens(random, 1300);
+    r.max_tokens = 80;
+    int lists = 0;
+    r.on_event = [&](const engine::Event& e) {
+      const lookahead::Sequence& q = core.sequence(0);
+      for (int32_t layer = 0; !e.tokens.empty() && layer < core.config().shape.layers; ++layer) {
+        for (int32_t head = 0; head < core.config().shape.kv_heads; ++head, ++lists) {
+          const auto list = core.listed(0, layer, head);
+          EXPECT_EQ(std::count_if(list.begin(), list.end(), [&](int32_t b) { return b < q.sealed; }) * block_size, 256);
+          // Block 0 is pinned, the block of the next row is open.
+          EXPECT_EQ(list.front(), 0);
+          EXPECT_TRUE(std::binary_search(list.begin(), list.end(), q.position / block_size));
+        }
+      }
+    };
+    engine::testing::submit(*engine, std::move(r));
+    engine->run_until_idle();
+    EXPECT_EQ(lists, 80 * 3 * 2);
+  }
+}
+
 // Every number of accepted drafts, from every offset in a block from which it reaches over the border. case 12
 TEST(RulesOfTheEngine, AcceptedDraftsCrossBlockBordersAtEveryOffset) {
   std::mt19937 random(3);
