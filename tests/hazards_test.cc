@@ -120,7 +120,9 @@ void expect_equal_to_serial(EngineConfig config, uint32_t seed) {
   EXPECT_GE(got.metrics.steps, steps_to_run() * 3 / 4);
   EXPECT_GT(got.metrics.preemptions, 0);
   EXPECT_GT(got.metrics.cached_tokens, 0);
-  if (config.accept_drafts) EXPECT_GT(got.metrics.accepted, 0);
+  if (config.accept_drafts) {
+    EXPECT_GT(got.metrics.accepted, 0);
+  }
   EXPECT_GT(got.metrics.core.blocks, 0);
 }
 

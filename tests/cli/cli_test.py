@@ -112,6 +112,11 @@ class WithoutModel(CliTest):
         self.fails(2, ["--step-ms", "--link-gbps"], "plan", "-m", "x", "--context", "9", "--step-ms", "2")
         self.fails(2, ["--config"], "plan", "--context", "9")
 
+    def test_an_error_that_nobody_can_hear_still_has_its_code(self):
+        with open("/dev/full", "wb") as full:
+            run = subprocess.run([OASIS, "info", "-m", "absent.gguf"], stderr=full, timeout=TIMEOUT_S)
+        self.assertEqual(run.returncode, 1)
+
     # cases 45 and 46, from outside
     def test_a_model_that_is_missing_or_damaged_could_not_be_opened(self):
         files = {"empty.gguf": b"", "noise.gguf": os.urandom(5000), "magic.gguf": b"GGUF", "noise": os.urandom(5000)}
@@ -300,6 +305,13 @@ class WithModel(CliTest):
             self.assertEqual(run.returncode, 1, command)
             self.assertIn(b"No space left", run.stderr, command)
             self.assertEqual(run.stderr.count(b"\n"), 1)
+
+    def test_a_closed_stdout_does_not_become_the_capacity_file(self):
+        script = '"$@" >&-'
+        run = subprocess.run(["sh", "-c", script, "sh", OASIS, "generate", "-m", MODEL, "-p", "hi", "-n", "2",
+                              "--capacity-file", self.dir / "kv"], stderr=subprocess.PIPE, timeout=TIMEOUT_S)
+        self.assertEqual(run.returncode, 1)
+        self.assertIn(b"cannot write to standard output", run.stderr)
 
     # cases 19 and 61
     def test_a_plan_agrees_with_the_run(self):
