@@ -1,6 +1,6 @@
-// The core driven without a model: keys, values and queries are made up, and what attention returns is compared with
-// fp64 attention over the blocks that the core says it reads. Wherever a block-head went in between (home, slot,
-// another slot, a preempted sequence's memory), its numbers must be those that were written.
+// The core driven without a model: keys, values and queries are made up, scores and what attention returns are compared
+// with fp64 scores and attention over the blocks that the core says it reads. Wherever a block-head went in between
+// (home, slot, another slot, a preempted sequence's memory), its numbers must be those that were written.
 #include "oasis/lookahead/kv_core.h"
 
 #include <gtest/gtest.h>
@@ -181,6 +181,7 @@ class Driver {
       for (int32_t h = 0; h < kHeads; ++h) lists[{st.sequence, h}] = core_->listed(st.sequence, layer, h);
     }
     core_->after_qkv(layer, q.data(), q_next.data(), k.data(), v.data());
+    expect_scores(layer, steps, q, q_next);
     std::vector<float> out(static_cast<size_t>(n * kQWidth), std::nanf(""));
     core_->attention(layer, q.data(), out.data());
     int64_t row = 0;
@@ -191,10 +192,66 @@ class Driver {
           const auto& row_lists = core_->trace(st.sequence, layer, h).row_lists;
           const auto list =
               exact ? row_lists[static_cast<size_t>(std::min(r, st.verified - 1))] : lists.at({st.sequence, h});
+          // Open blocks are always read, the row's own and those before it. case 15
+          const Model& m = models_.at(st.sequence);
+          const auto& s = core_->sequence(st.sequence);
+          for (int32_t b = exact ? (m.position + std::min(r, core_->verified(st.sequence) - 1)) / 16 : s.sealed;
+               b <= (m.position + r) / 16; ++b) {
+            EXPECT_TRUE(std::binary_search(list.begin(), list.end(), b)) << "block " << b;
+          }
           expect_attention(layer, st.sequence, r, h, list, &q[static_cast<size_t>(row * kQWidth)],
                            &out[static_cast<size_t>(row * kQWidth)]);
         }
       }
+    }
+  }
+
+  // The score of a block for one KV head: over its query heads, the most that a key within the shrunk box can give.
+  double score(int32_t layer, int32_t sequence, int32_t head, int32_t block, const float* q) const {
+    const auto& rows = models_.at(sequence).rows[static_cast<size_t>(layer)];
+    double sum = 0;
+    for (int32_t d = 0; d < kDim; ++d) {
+      double low = 1e30, high = -1e30;
+      for (int32_t p = block * 16; p < (block + 1) * 16; ++p) {
+        const double k = rows[static_cast<size_t>(p)].k[static_cast<size_t>(head * kDim + d)];
+        low = std::min(low, k), high = std::max(high, k);
+      }
+      const double middle = (low + high) / 2, half = .5 * (high - low) / 2;
+      for (int32_t g = head * kGroup; g < (head + 1) * kGroup; ++g) {
+        sum += q[g * kDim + d] * middle + std::abs(q[g * kDim + d]) * half;
+      }
+    }
+    return sum;
+  }
+
+  // The draft rows' best (or the row's own, rotated to the next position), and under exact each verified row's.
+  void expect_scores(int32_t layer, const std::vector<StepSequence>& steps, const std::vector<float>& q,
+                     const std::vector<float>& q_next) const {
+    constexpr double kTolerance = .3;  // summaries are bf16
+    int64_t first = 0;
+    for (const auto& st : steps) {
+      const int32_t position = models_.at(st.sequence).position;
+      for (int32_t h = 0; h < kHeads && core_->sequence(st.sequence).sparse; ++h) {
+        const HeadTrace& trace = core_->trace(st.sequence, layer, h);
+        ASSERT_EQ(trace.scores.size(), static_cast<size_t>((position + 1) / 16));
+        for (int32_t b = 0; b < static_cast<int32_t>(trace.scores.size()); ++b) {
+          double want =
+              st.rows > 1 ? -1e30 : score(layer, st.sequence, h, b, &q_next[static_cast<size_t>(first * kQWidth)]);
+          for (int32_t r = 1; r < st.rows; ++r) {
+            want = std::max(want, score(layer, st.sequence, h, b, &q[static_cast<size_t>((first + r) * kQWidth)]));
+          }
+          ASSERT_NEAR(trace.scores[static_cast<size_t>(b)], want, kTolerance) << "block " << b;
+        }
+        for (size_t r = 0; r < trace.row_scores.size(); ++r) {
+          ASSERT_EQ(trace.row_scores[r].size(), (static_cast<size_t>(position) + r) / 16);
+          const float* row = &q[(static_cast<size_t>(first) + r) * kQWidth];
+          for (int32_t b = 0; b < static_cast<int32_t>(trace.row_scores[r].size()); ++b) {
+            ASSERT_NEAR(trace.row_scores[r][static_cast<size_t>(b)], score(layer, st.sequence, h, b, row), kTolerance)
+                << "row " << r << " block " << b;
+          }
+        }
+      }
+      first += st.rows;
     }
   }
 
