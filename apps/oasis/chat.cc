@@ -113,6 +113,7 @@ int converse(Conversation& conversation, bool terminal) {
     } else if (Status s = conversation.say(line); !s.ok()) {
       fail(s);
       if (!terminal) return kFailed;
+      write_out("(/reset starts a new conversation)\n");
     } else if (interrupted() == SIGINT && terminal) {
       forget_interrupt();
     } else if (interrupted() != 0) {

@@ -22,8 +22,19 @@ int fail(const Status& status) {
 }
 
 int fail(const Status& status, int code) {
-  fmt::print(stderr, "oasis: {}\n", status.message());
+  complain(status.message());
   return code;
+}
+
+void complain(std::string_view message) {
+  const std::string line = fmt::format("oasis: {}\n", message);
+  std::fwrite(line.data(), 1, line.size(), stderr);  // where nobody can hear it, the exit code still tells
+}
+
+void hold_standard_streams() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (::fcntl(fd, F_GETFD) == -1 && errno == EBADF) ::open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
+  }
 }
 
 void write_out(std::string_view text) {
@@ -65,12 +76,13 @@ void Progress::update(int64_t done, int64_t total) {
   last_ = percent;
   drawn_ = true;
   const int filled = percent * 30 / 100;
-  fmt::print(stderr, "\r{} [{}{}] {:3}%  {} of {}", what_, std::string(static_cast<size_t>(filled), '#'),
-             std::string(static_cast<size_t>(30 - filled), '.'), percent, done, total);
+  const std::string bar = fmt::format("\r{} [{:.<30}] {:3}%  {} of {}", what_,
+                                      std::string(static_cast<size_t>(filled), '#'), percent, done, total);
+  std::fputs(bar.c_str(), stderr);
 }
 
 void Progress::clear() {
-  if (drawn_) fmt::print(stderr, "\r\x1b[K");
+  if (drawn_) std::fputs("\r\x1b[K", stderr);
   drawn_ = false;
   last_ = -1;
 }

@@ -20,6 +20,12 @@ inline constexpr const char* kExitCodes =
 // Prints "oasis: message" and returns the exit code that fits the error, or the one given.
 int fail(const Status& status);
 int fail(const Status& status, int code);
+// Prints "oasis: message".
+void complain(std::string_view message);
+
+// At the start: a standard stream that is closed stays one that can neither be read nor written. Otherwise its number
+// would go to the next file that is opened, and our output into that file.
+void hold_standard_streams();
 
 // To stdout, at once. Never throws: what could not be written shows in output_lost() and in the exit code.
 void write_out(std::string_view text);

@@ -187,8 +187,9 @@ Status SamplingFlags::resolve() {
 }
 
 Result<std::string> read_text(const std::string& path) {
+  const std::string name = path == "-" ? "standard input" : "'" + path + "'";
   std::FILE* in = path == "-" ? stdin : std::fopen(path.c_str(), "rb");
-  if (!in) return not_found("cannot read '{}': {}", path, std::strerror(errno));
+  if (!in) return not_found("cannot read {}: {}", name, std::strerror(errno));
   std::string text;
   std::vector<char> piece(size_t{1} << 16);
   for (size_t n; text.size() <= kMostText && (n = std::fread(piece.data(), 1, piece.size(), in)) > 0;) {
@@ -196,8 +197,8 @@ Result<std::string> read_text(const std::string& path) {
   }
   const int error = std::ferror(in) ? errno : 0;
   if (in != stdin) std::fclose(in);
-  if (error != 0) return io_error("cannot read '{}': {}", path, std::strerror(error));
-  if (text.size() > kMostText) return invalid_argument("'{}' has more than {}", path, format_bytes(kMostText));
+  if (error != 0) return io_error("cannot read {}: {}", name, std::strerror(error));
+  if (text.size() > kMostText) return invalid_argument("{} has more than {}", name, format_bytes(kMostText));
   return text;
 }
 

@@ -11,9 +11,9 @@ int fail_usage(const CLI::App& app, const CLI::ParseError& e, int argc, char** a
   const auto chosen = app.get_subcommands();
   const std::string help = chosen.empty() ? "oasis --help" : fmt::format("oasis {} --help", chosen[0]->get_name());
   if (chosen.empty() && argc > 1 && argv[1][0] != '-') {
-    fmt::print(stderr, "oasis: '{}' is not a command (see {})\n", argv[1], help);
+    oasis::app::complain(fmt::format("'{}' is not a command (see {})", argv[1], help));
   } else {
-    fmt::print(stderr, "oasis: {} (see {})\n", e.what(), help);
+    oasis::app::complain(fmt::format("{} (see {})", e.what(), help));
   }
   return oasis::app::kUsage;
 }
@@ -21,6 +21,7 @@ int fail_usage(const CLI::App& app, const CLI::ParseError& e, int argc, char** a
 }  // namespace
 
 int main(int argc, char** argv) {
+  oasis::app::hold_standard_streams();
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is a failed write
   CLI::App app{"oasis: runs language models whose KV cache does not fit the fast memory", "oasis"};
   app.require_subcommand(1);
