@@ -27,12 +27,14 @@ namespace {
 
 Result<std::unique_ptr<kv::Tier>> make_tier(const EngineConfig& config, const MemoryPlan& plan, int64_t extra_bytes) {
   const kv::TierConfig shape{.shape = plan.core.shape, .extra_bytes = extra_bytes};
-  auto tier = config.capacity_file.empty()
-                  ? kv::make_dram_tier(shape, plan.capacity_memory_bytes)
-                  : kv::make_file_tier(shape, {.path = config.capacity_file,
-                                               .file_bytes = plan.capacity_file_bytes,
-                                               .memory_bytes = plan.capacity_memory_bytes,
-                                               .max_homes = plan.capacity_file_bytes > 0 ? 0 : plan.homes});
+  // A file larger than the sequences can fill keeps more prefixes, where memory is given for what is to be known of
+  // them.
+  const bool whole_file = plan.capacity_file_bytes > 0 && config.capacity_memory > 0;
+  auto tier = config.capacity_file.empty() ? kv::make_dram_tier(shape, plan.capacity_memory_bytes)
+                                           : kv::make_file_tier(shape, {.path = config.capacity_file,
+                                                                        .file_bytes = plan.capacity_file_bytes,
+                                                                        .memory_bytes = plan.capacity_memory_bytes,
+                                                                        .max_homes = whole_file ? 0 : plan.homes});
   if (tier.ok() && config.wrap_tier) return config.wrap_tier(std::move(*tier), shape);
   return tier;
 }
