@@ -30,6 +30,7 @@ class Recorder {
   }
   void set_id(engine::RequestId id) { id_ = id; }
   int64_t steps() const { return runs_.empty() ? 0 : static_cast<int64_t>(runs_[0].steps.size()); }
+  bool switched() const { return dense_before_; }
   // (offset of x_t in its block, tokens advanced) of all steps.
   const std::set<std::pair<int32_t, int32_t>>& advances() const { return advances_; }
 
@@ -74,7 +75,10 @@ class Recorder {
     const engine::EngineSequence* s = engine::testing::sequence_of(engine_, id_);
     ASSERT_NE(s, nullptr);
     const lookahead::Sequence& q = core_.sequence(s->index);
-    if (!q.sparse) return;
+    if (!q.sparse) {
+      dense_before_ = true;
+      return;
+    }
     const auto& c = core_.config();
     const bool starts = runs_.empty();
     size_t i = 0;
@@ -152,6 +156,7 @@ class Recorder {
   lookahead::KvCore& core_;
   engine::RequestId id_ = 0;
   int32_t advanced_ = 1;
+  bool dense_before_ = false;
   std::vector<HeadRun> runs_;  // [layer, head]
   std::set<std::pair<int32_t, int32_t>> advances_;
 };
@@ -162,8 +167,13 @@ struct Case {
   uint32_t preempt_every = 0;  // 0: never
 };
 
-// Runs a few requests at once and returns the advances that were seen.
-std::set<std::pair<int32_t, int32_t>> run_case(const Case& test, std::mt19937& random, int64_t* steps) {
+struct Seen {
+  int64_t steps = 0, switches = 0;
+  std::set<std::pair<int32_t, int32_t>> advances;
+};
+
+// Runs a few requests at once.
+void run_case(const Case& test, std::mt19937& random, Seen& seen) {
   EngineConfig config = test.config;
   config.max_context = 704;
   config.prefix_cache = false;
@@ -179,8 +189,12 @@ std::set<std::pair<int32_t, int32_t>> run_case(const Case& test, std::mt19937& r
   std::vector<engine::RequestId> ids;
   for (int32_t i = 0; i < config.max_sequences; ++i) {
     engine::Request r;
-    const int64_t prompt = 150 + static_cast<int64_t>(random() % 250),
-                  output = 60 + static_cast<int64_t>(random() % 60);
+    int64_t prompt = 150 + static_cast<int64_t>(random() % 250);
+    const int64_t output = 60 + static_cast<int64_t>(random() % 60);
+    if (config.attention == engine::Attention::kAuto && random() % 4 != 0) {  // soon to become sparse
+      prompt = int64_t{engine->plan().core.resident_blocks + 1} * config.block_size - 1 -
+               static_cast<int64_t>(random() % 50);
+    }
     if (random() % 4 == 0) {
       r.prompt = engine::testing::random_tokens(random, prompt);
     } else {
@@ -203,14 +217,13 @@ std::set<std::pair<int32_t, int32_t>> run_case(const Case& test, std::mt19937& r
     }
   }
   EXPECT_LE(engine->metrics().fast_bytes_peak, engine->metrics().fast_bytes_limit);
-  std::set<std::pair<int32_t, int32_t>> advances;
   for (const auto& recorder : recorders) {
     recorder->expect_the_rules();
     if (config.fetch == lookahead::FetchMode::kBounded) recorder->expect_the_bounds();
-    advances.insert(recorder->advances().begin(), recorder->advances().end());
-    *steps += recorder->steps();
+    seen.advances.insert(recorder->advances().begin(), recorder->advances().end());
+    seen.steps += recorder->steps();
+    seen.switches += recorder->switched() && recorder->steps() > 0;
   }
-  return advances;
 }
 
 Case random_case(std::mt19937& random) {
@@ -236,8 +249,8 @@ Case random_case(std::mt19937& random) {
 
 void expect_random_runs_follow_the_rules(lookahead::FetchMode fetch, uint32_t seed) {
   std::mt19937 random(seed);
-  int64_t steps = 0;
-  for (int run = 0; run < 15 && !testing::Test::HasFailure(); ++run) {
+  Seen seen;
+  for (int run = 0; run < 40 && !testing::Test::HasFailure(); ++run) {
     Case test = random_case(random);
     test.config.fetch = fetch;
     const auto& c = test.config;
@@ -246,9 +259,10 @@ void expect_random_runs_follow_the_rules(lookahead::FetchMode fetch, uint32_t se
                     run, c.max_sequences, c.block_size, c.top_k_blocks, c.resident_ratio, c.fetch_ratio,
                     c.accept_drafts ? c.draft_tokens : 0, c.draft, c.attention == engine::Attention::kAuto, test.staged,
                     test.preempt_every));
-    run_case(test, random, &steps);
+    run_case(test, random, seen);
   }
-  EXPECT_GT(steps, 500);
+  EXPECT_GT(seen.steps, 500);
+  EXPECT_GE(seen.switches, 4);
 }
 
 // And no head admits more than C a token advanced, holds more than R, or reads more than K and the open blocks.
@@ -301,7 +315,7 @@ TEST(RulesOfTheEngine, AcceptedDraftsCrossBlockBordersAtEveryOffset) {
   for (int32_t advanced = 2; advanced <= 9; ++advanced) {
     for (int32_t offset = 17 - advanced; offset < 16; ++offset) missing.emplace(offset, advanced);
   }
-  int64_t steps = 0;
+  Seen seen;
   for (int run = 0; run < 200 && !missing.empty() && !HasFailure(); ++run) {
     Case test;
     EngineConfig& c = test.config;
@@ -316,7 +330,8 @@ TEST(RulesOfTheEngine, AcceptedDraftsCrossBlockBordersAtEveryOffset) {
     if (run % 2) c.fetch = lookahead::FetchMode::kExact;
     // With R = K the union of many rows' lists does not fit; a large R accepts them all.
     if (run % 4 == 3) c.resident_ratio = 6;
-    for (const auto& seen : run_case(test, random, &steps)) missing.erase(seen);
+    run_case(test, random, seen);
+    for (const auto& advance : seen.advances) missing.erase(advance);
   }
   EXPECT_EQ(missing.size(), 0u) << "for one, from offset " << missing.begin()->first << " by "
                                 << missing.begin()->second;
