@@ -98,13 +98,15 @@ void Transfer::work() {
   for (;;) {
     std::list<Plan>::iterator arrived;
     changed_.wait(lock, [&] {
-      arrived = std::find_if(reading_.begin(), reading_.end(), [](const Plan& p) { return p.ticket->done(); });
+      arrived =
+          std::find_if(reading_.begin(), reading_.end(), [this](const Plan& p) { return arrived_.contains(p.id); });
       return stop_ || arrived != reading_.end() || !queue_.empty();
     });
     const auto started = Clock::now();
     if (arrived != reading_.end()) {
       Plan plan = std::move(*arrived);
       reading_.erase(arrived);
+      arrived_.erase(plan.id);
       ++in_hand_;
       lock.unlock();
       finish(plan, plan.ticket->wait());
@@ -126,20 +128,17 @@ void Transfer::work() {
   }
 }
 
+// A plan counts as arrived once its ticket's callback has run, not when the ticket is done: the callback is the last
+// that a tier's thread has to do with this object.
 void Transfer::begin(Plan plan) {
   if (config_.hooks.delay) config_.hooks.delay(Stage::kTransfer, plan.layer, plan.step);
-  // The callback may come from a tier's thread while this one holds the plan: it only wakes `work`, which looks again.
-  plan.ticket = std::make_unique<kv::FetchTicket>([this] {
-    {
-      std::lock_guard lock(mutex_);
-    }
+  plan.id = ++last_id_;
+  plan.ticket = std::make_unique<kv::FetchTicket>([this, id = plan.id] {
+    std::lock_guard lock(mutex_);
+    arrived_.insert(id);
     changed_.notify_one();
   });
   start_reads(plan);
-  if (plan.ticket->done()) {
-    finish(plan, plan.ticket->wait());
-    return;
-  }
   std::lock_guard lock(mutex_);
   reading_.push_back(std::move(plan));
 }

@@ -10,6 +10,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -63,6 +64,7 @@ class Transfer {
     std::vector<TransferItem> items;
     std::vector<kv::PartKey> parts{};  // distinct parts of the items, pinned by the ticket
     std::unique_ptr<kv::FetchTicket> ticket{};
+    int64_t id = 0;  // while it is read
   };
   void work();
   void begin(Plan plan);
@@ -74,12 +76,14 @@ class Transfer {
   const CoreConfig& config_;
   std::unique_ptr<Stream> stream_;          // the CPU backend's gather runs inline on the transfer's thread
   std::vector<std::atomic<int64_t>> done_;  // [layers]: last step whose plan is in the slots
+  int64_t last_id_ = 0;                     // the transfer's thread alone
   std::atomic<int64_t> busy_nanoseconds_{0}, moved_{0};
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_, idle_;
   std::deque<Plan> queue_;
   std::list<Plan> reading_;
+  std::set<int64_t> arrived_;  // of those, the ids whose reads have ended
   std::vector<TransferError> errors_;
   int in_hand_ = 0;  // plans taken off the queue and not finished, those being read excluded
   bool stop_ = false;
