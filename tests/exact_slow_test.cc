@@ -33,8 +33,9 @@ TEST(ExactOnALongContext, TokensAndLogitsDoNotDependOnTheFastTier) {
   const auto tokenizer = text::Tokenizer::create(std::move(*spec));
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().message();
   engine::Request request;
-  request.prompt =
-      tokenizer->encode(read(kSource + "/docs/design.md") + read(kSource + "/docs/architecture.md"), false, false);
+  request.prompt = tokenizer->encode(read(kSource + "/docs/design.md") + read(kSource + "/docs/architecture.md") +
+                                         read(kSource + "/docs/decisions.md"),
+                                     false, false);
   ASSERT_GE(request.prompt.size(), kPrompt);
   request.prompt.resize(kPrompt);
   request.max_tokens = kOutput;
