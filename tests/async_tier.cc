@@ -52,7 +52,7 @@ Measured run(const Setup& setup) {
   config.fetch_ratio = .25;
   config.draft = "ngram";
   config.hooks.delay = [&](lookahead::Stage stage, int32_t, int64_t) {
-    if (stage == lookahead::Stage::kAttention && setup.layer_seconds > 0) {
+    if (stage == lookahead::Stage::kAppend && setup.layer_seconds > 0) {
       std::this_thread::sleep_for(std::chrono::duration<double>(setup.layer_seconds));
     }
   };
@@ -63,8 +63,9 @@ Measured run(const Setup& setup) {
   }
   config.wrap_tier = [&](std::unique_ptr<kv::Tier> tier, const kv::TierConfig& shape) -> std::unique_ptr<kv::Tier> {
     kv::testing::TierFaults faults{.staged = true, .batch_latency_seconds = setup.latency_seconds};
-    // exact: nothing stays, so that every fetch is a read. bounded: what was read stays long enough to be admitted.
-    faults.present_limit = setup.fetch == lookahead::FetchMode::kExact ? 1 : kLayers * 12;
+    // exact: nothing stays, so that every fetch is a read. bounded: what was read stays, and is admitted if it comes
+    // while it is still wanted.
+    faults.present_limit = setup.fetch == lookahead::FetchMode::kExact ? 1 : 0;
     return std::make_unique<kv::testing::FaultyTier>(std::move(tier), shape, faults);
   };
   const auto engine = engine::testing::make_engine(config);

@@ -15,7 +15,9 @@ using Attended = std::map<std::tuple<int64_t, int32_t, int32_t>, std::vector<int
 
 struct Setup {
   lookahead::FetchMode fetch = lookahead::FetchMode::kExact;
-  double layer_seconds = 0;              // the foreground takes at least so long a layer (a hook sleeps)
+  // The foreground takes at least so long a layer: a hook sleeps before the keys are appended, where the projections
+  // are. From a plan's publication to its wait it is a step less the layer's own predict, select and attention.
+  double layer_seconds = 0;
   double latency_seconds = 0;            // of a batch of reads
   const Attended* prediction = nullptr;  // P of step t: what step t + 1 attended; null: the engine's own
   int32_t tokens = 40;

@@ -33,10 +33,10 @@ TEST(ExactOnALongContext, TokensAndLogitsDoNotDependOnTheFastTier) {
   const auto tokenizer = text::Tokenizer::create(std::move(*spec));
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().message();
   engine::Request request;
-  request.prompt = tokenizer->encode(read(kSource + "/docs/design.md") + read(kSource + "/docs/architecture.md") +
-                                         read(kSource + "/docs/decisions.md"),
-                                     false, false);
-  ASSERT_GE(request.prompt.size(), kPrompt);
+  const std::string text = read(kSource + "/docs/design.md") + read(kSource + "/docs/architecture.md") +
+                           read(kSource + "/docs/decisions.md");
+  request.prompt = tokenizer->encode(text, false, false);
+  ASSERT_GE(request.prompt.size(), kPrompt) << "a longer text is needed";
   request.prompt.resize(kPrompt);
   request.max_tokens = kOutput;
   request.ignore_eos = true;
