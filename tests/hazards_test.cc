@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "oasis/draft/testing/head_files.h"
 #include "oasis/engine/engine_test_util.h"
 #include "oasis/kv/testing/faulty_tier.h"
 
@@ -187,6 +188,17 @@ TEST(Hazards, ExactTokensFromAFileAreThoseOfSerialMode) {
   c.capacity_memory = 6 << 20;
   expect_equal_to_serial(c, 6);
   EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+// A draft head's own KV moves with its sequence; drafts come from it and from prompt lookup.
+TEST(Hazards, TokensWithADraftHeadAreThoseOfSerialMode) {
+  const draft::HeadFiles::Folder folder("hazards");
+  const model::ModelConfig model = engine::testing::tiny_config();
+  draft::random_head({.hidden = model.hidden, .target_hidden = model.hidden, .vocab = static_cast<int>(model.vocab)}, 3)
+      .write(folder.path());
+  EngineConfig c = accepting();
+  c.draft = "auto:" + folder.path();
+  expect_equal_to_serial(c, 9);
 }
 
 // Pages for about two of four sequences: they push each other out.

@@ -67,6 +67,15 @@ TEST(Scheduler, SequencesThatPushEachOtherOutSayWhatTheyWouldHaveSaid) {
   EXPECT_GE(metrics.preemptions, 1);
 }
 
+TEST(Scheduler, WhoCameFirstIsNeverPushedOut) {
+  const auto engine = make_engine(with_pages(dense(80, 2), 7));
+  std::vector<RequestId> ids;
+  for (uint32_t i = 0; i < 4; ++i) ids.push_back(testing::submit(*engine, request(i, 34, 35)));
+  engine->run_until_idle();
+  EXPECT_EQ(engine->take_stats(ids[0])->preemptions, 0);
+  EXPECT_GE(engine->take_stats(ids[1])->preemptions, 1);
+}
+
 TEST(Scheduler, SummaryPagesAreWaitedForToo) {
   // Pages for two sequences of eight blocks, nearly; summaries for one.
   const EngineConfig tight = with_pages(dense(128, 2), 15);
