@@ -1,6 +1,7 @@
 // The seam between the engine and where it runs. A Device hands out memory and streams; a Stream runs kernels in order.
-// The CPU backend is complete here: its foreground stream runs each kernel at once on a thread pool, its background
-// streams are worker threads. Kernels take a Stream& and find what they need of it (kernels/README.md).
+// CPU backend: the foreground stream runs each kernel at once on a thread pool, background streams are worker threads.
+// CUDA backend: streams of the GPU; built where the option OASIS_CUDA is on. Kernels take a Stream& and find what they
+// need of it (kernels/README.md).
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@
 
 namespace oasis {
 
-enum class Backend : uint8_t { kCpu };
+enum class Backend : uint8_t { kCpu, kCuda };
 
 // Memory of a device, owned. Aligned to 4096 bytes, zeroed.
 class Buffer {
@@ -49,6 +50,9 @@ class Stream {
   virtual void enqueue(std::function<void()> work) = 0;
   // Returns when everything enqueued so far has run.
   virtual void synchronize() = 0;
+  // Copies between any two places in memory, host or device, after what was enqueued before. Host memory is free to be
+  // reused on return; as a target it holds the bytes on return.
+  virtual void copy(void* to, const void* from, size_t bytes) = 0;
   // CPU backend: the threads that a kernel on this stream may share its loops over.
   virtual ThreadPool& pool() = 0;
 };
@@ -60,11 +64,16 @@ class Device {
   virtual std::string name() const = 0;
   // Fails with the number of bytes asked for and what to do.
   virtual Result<Buffer> allocate(size_t bytes) = 0;
+  // Host memory that the device's kernels can read and write in place; on the CPU the same as allocate().
+  virtual Result<Buffer> allocate_pinned(size_t bytes) = 0;
   virtual Stream& foreground() = 0;
   virtual std::unique_ptr<Stream> make_background_stream() = 0;
 };
 
 // `threads` >= 1; 0: one a core that this process sees.
 std::unique_ptr<Device> make_cpu_device(int threads);
+
+// The GPU `index`. Fails where this build has no CUDA, and where there is no usable driver or GPU, saying which.
+Result<std::unique_ptr<Device>> make_cuda_device(int index);
 
 }  // namespace oasis

@@ -24,6 +24,8 @@ const Kernels& kernels_for(Backend backend) {
   switch (backend) {
     case Backend::kCpu:
       return cpu;
+    case Backend::kCuda:
+      if (const Kernels* cuda = cuda_kernels()) return *cuda;
   }
   OASIS_CHECK(false, "no kernels for backend {}", static_cast<int>(backend));
 }

@@ -41,5 +41,7 @@ struct Kernels {
 };
 
 const Kernels& kernels_for(Backend backend);
+// Null in builds without CUDA.
+const Kernels* cuda_kernels();
 
 }  // namespace oasis::kernels

@@ -22,6 +22,7 @@ class ForegroundStream : public Stream {
   Backend backend() const override { return Backend::kCpu; }
   void enqueue(std::function<void()> work) override { work(); }
   void synchronize() override {}
+  void copy(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   ThreadPool& pool() override { return pool_; }
 
  private:
@@ -50,6 +51,10 @@ class WorkerStream : public Stream {
   void synchronize() override {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return queue_.empty() && !busy_; });
+  }
+  void copy(void* to, const void* from, size_t bytes) override {
+    synchronize();
+    std::memcpy(to, from, bytes);
   }
   ThreadPool& pool() override { return pool_; }
 
@@ -93,6 +98,7 @@ class CpuDevice : public Device {
     ::madvise(data, bytes, MADV_HUGEPAGE);
     return Buffer(static_cast<std::byte*>(data), bytes, [](std::byte* p, size_t n) { ::munmap(p, n); });
   }
+  Result<Buffer> allocate_pinned(size_t bytes) override { return allocate(bytes); }
   Stream& foreground() override { return foreground_; }
   std::unique_ptr<Stream> make_background_stream() override { return std::make_unique<WorkerStream>(); }
 

@@ -24,5 +24,6 @@ struct AppendParams {
 };
 
 void append_cpu(Stream& stream, const AppendParams& params);
+void append_cuda(Stream& stream, const AppendParams& params);
 
 }  // namespace oasis::kernels

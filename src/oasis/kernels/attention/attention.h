@@ -43,5 +43,6 @@ struct AttentionParams {
 };
 
 void attention_cpu(Stream& stream, const AttentionParams& params);
+void attention_cuda(Stream& stream, const AttentionParams& params);
 
 }  // namespace oasis::kernels

@@ -16,5 +16,6 @@ struct EmbeddingParams {
 };
 
 void embedding_cpu(Stream& stream, const EmbeddingParams& params);
+void embedding_cuda(Stream& stream, const EmbeddingParams& params);
 
 }  // namespace oasis::kernels

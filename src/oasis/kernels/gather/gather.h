@@ -19,5 +19,6 @@ struct GatherParams {
 };
 
 void gather_cpu(Stream& stream, const GatherParams& params);
+void gather_cuda(Stream& stream, const GatherParams& params);
 
 }  // namespace oasis::kernels

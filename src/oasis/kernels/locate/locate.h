@@ -25,5 +25,6 @@ struct LocateParams {
 };
 
 void locate_cpu(Stream& stream, const LocateParams& params);
+void locate_cuda(Stream& stream, const LocateParams& params);
 
 }  // namespace oasis::kernels

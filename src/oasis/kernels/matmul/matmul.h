@@ -30,6 +30,7 @@ struct MatmulParams {
 };
 
 void matmul_cpu(Stream& stream, const MatmulParams& params);
+void matmul_cuda(Stream& stream, const MatmulParams& params);
 
 // Unpacks `elements` weights (a multiple of the block) to fp32. Plain code, any DType but I64 / Bool.
 void dequantize(DType type, const void* data, int64_t elements, float* out);

@@ -20,5 +20,6 @@ struct RmsNormParams {
 };
 
 void rms_norm_cpu(Stream& stream, const RmsNormParams& params);
+void rms_norm_cuda(Stream& stream, const RmsNormParams& params);
 
 }  // namespace oasis::kernels

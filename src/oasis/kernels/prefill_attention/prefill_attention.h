@@ -30,5 +30,6 @@ struct PrefillAttentionParams {
 };
 
 void prefill_attention_cpu(Stream& stream, const PrefillAttentionParams& params);
+void prefill_attention_cuda(Stream& stream, const PrefillAttentionParams& params);
 
 }  // namespace oasis::kernels

@@ -33,6 +33,8 @@ struct RopeParams {
 };
 
 void rope_table_cpu(Stream& stream, const RopeTableParams& params);
+void rope_table_cuda(Stream& stream, const RopeTableParams& params);
 void rope_cpu(Stream& stream, const RopeParams& params);
+void rope_cuda(Stream& stream, const RopeParams& params);
 
 }  // namespace oasis::kernels

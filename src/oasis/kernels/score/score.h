@@ -30,5 +30,6 @@ struct ScoreParams {
 };
 
 void score_cpu(Stream& stream, const ScoreParams& params);
+void score_cuda(Stream& stream, const ScoreParams& params);
 
 }  // namespace oasis::kernels

@@ -27,5 +27,6 @@ struct SealParams {
 };
 
 void seal_cpu(Stream& stream, const SealParams& params);
+void seal_cuda(Stream& stream, const SealParams& params);
 
 }  // namespace oasis::kernels

@@ -90,6 +90,7 @@ struct SelectParams {
 // ascending block order: residents in P; if fewer than min(K, candidates), the others with the largest last_predicted,
 // ties: higher block, until K; then the open blocks.
 void select_cpu(Stream& stream, const SelectParams& params);
+void select_cuda(Stream& stream, const SelectParams& params);
 
 // The demand of `exact`: makes every block of `predicted` (here T) resident by rule (4) with T in the place of P,
 // without a cap, giving them last_predicted = item.step; writes the fetches, no list. Open blocks are left as they are,
@@ -97,5 +98,6 @@ void select_cpu(Stream& stream, const SelectParams& params);
 // victims yet, and they count neither for T nor for R. They join by rule (1) in select_cpu, which runs afterwards for
 // the prefetch. Both want |P|, |T| <= R.
 void demand_cpu(Stream& stream, const SelectParams& params);
+void demand_cuda(Stream& stream, const SelectParams& params);
 
 }  // namespace oasis::kernels

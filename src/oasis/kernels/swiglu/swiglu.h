@@ -15,5 +15,6 @@ struct SwigluParams {
 };
 
 void swiglu_cpu(Stream& stream, const SwigluParams& params);
+void swiglu_cuda(Stream& stream, const SwigluParams& params);
 
 }  // namespace oasis::kernels

@@ -23,5 +23,6 @@ struct TopKParams {
 };
 
 void topk_cpu(Stream& stream, const TopKParams& params);
+void topk_cuda(Stream& stream, const TopKParams& params);
 
 }  // namespace oasis::kernels

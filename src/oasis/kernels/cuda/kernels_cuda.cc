@@ -1,0 +1,27 @@
+#include "oasis/kernels/kernels.h"
+
+namespace oasis::kernels {
+
+const Kernels* cuda_kernels() {
+  static constexpr Kernels cuda{
+      .append = append_cuda,
+      .attention = attention_cuda,
+      .embedding = embedding_cuda,
+      .gather = gather_cuda,
+      .locate = locate_cuda,
+      .matmul = matmul_cuda,
+      .prefill_attention = prefill_attention_cuda,
+      .rms_norm = rms_norm_cuda,
+      .rope_table = rope_table_cuda,
+      .rope = rope_cuda,
+      .score = score_cuda,
+      .seal = seal_cuda,
+      .demand = demand_cuda,
+      .select = select_cuda,
+      .swiglu = swiglu_cuda,
+      .topk = topk_cuda,
+  };
+  return &cuda;
+}
+
+}  // namespace oasis::kernels
