@@ -35,14 +35,17 @@ void embedding_cuda(Stream& stream, const EmbeddingParams& params) {
               info(table.type).name);
   auto& s = cuda::as_cuda(stream);
   cuda::Staging staging(s);
-  const auto* data = staging.in(static_cast<const std::byte*>(table.data), static_cast<size_t>(table.rows * table.row_bytes()));
+  const auto* data =
+      staging.in(static_cast<const std::byte*>(table.data), static_cast<size_t>(table.rows * table.row_bytes()));
   const int32_t* ids = staging.in(params.ids, static_cast<size_t>(params.rows));
   float* out = staging.inout(params.out, static_cast<size_t>(params.rows * table.cols));
   const auto rows = static_cast<unsigned>(params.rows);
   if (table.type == DType::kBF16) {
-    embedding_kernel<<<rows, 256, 0, s.handle()>>>(reinterpret_cast<const uint16_t*>(data), table.rows, table.cols, ids, out);
+    embedding_kernel<<<rows, 256, 0, s.handle()>>>(reinterpret_cast<const uint16_t*>(data), table.rows, table.cols, ids,
+                                                   out);
   } else {
-    embedding_kernel<<<rows, 256, 0, s.handle()>>>(reinterpret_cast<const float*>(data), table.rows, table.cols, ids, out);
+    embedding_kernel<<<rows, 256, 0, s.handle()>>>(reinterpret_cast<const float*>(data), table.rows, table.cols, ids,
+                                                   out);
   }
   OASIS_CUDA_CHECK(cudaGetLastError());
 }

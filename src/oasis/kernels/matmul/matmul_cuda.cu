@@ -11,21 +11,28 @@
 namespace oasis::kernels {
 namespace {
 
-#define OASIS_BLAS_CHECK(call)                                                                   \
-  do {                                                                                           \
-    const cublasStatus_t oasis_status = (call);                                                  \
+#define OASIS_BLAS_CHECK(call)                                                                               \
+  do {                                                                                                       \
+    const cublasStatus_t oasis_status = (call);                                                              \
     OASIS_CHECK(oasis_status == CUBLAS_STATUS_SUCCESS, "{}: {}", #call, cublasGetStatusName_(oasis_status)); \
   } while (false)
 
 const char* cublasGetStatusName_(cublasStatus_t status) {
   switch (status) {
-    case CUBLAS_STATUS_NOT_INITIALIZED: return "not initialised";
-    case CUBLAS_STATUS_ALLOC_FAILED: return "out of memory";
-    case CUBLAS_STATUS_INVALID_VALUE: return "invalid value";
-    case CUBLAS_STATUS_ARCH_MISMATCH: return "not for this GPU";
-    case CUBLAS_STATUS_EXECUTION_FAILED: return "execution failed";
-    case CUBLAS_STATUS_NOT_SUPPORTED: return "not supported";
-    default: return "failed";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+      return "not initialised";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+      return "out of memory";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "invalid value";
+    case CUBLAS_STATUS_ARCH_MISMATCH:
+      return "not for this GPU";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+      return "execution failed";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "not supported";
+    default:
+      return "failed";
   }
 }
 
@@ -51,20 +58,23 @@ Plan make_plan(cublasLtHandle_t blas, const Shape& s) {
   Plan plan;
   OASIS_BLAS_CHECK(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   const cublasOperation_t transposed = CUBLAS_OP_T;
-  OASIS_BLAS_CHECK(cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
+  OASIS_BLAS_CHECK(
+      cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
   const int32_t sms = s.sms;
-  OASIS_BLAS_CHECK(cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof sms));
+  OASIS_BLAS_CHECK(
+      cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof sms));
   const auto n = static_cast<uint64_t>(s.n), k = static_cast<uint64_t>(s.k), rows = static_cast<uint64_t>(s.rows);
   OASIS_BLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.w, s.type, k, n, s.k));
   OASIS_BLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.x, s.type, k, rows, s.x_stride));
   OASIS_BLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.y, CUDA_R_32F, n, rows, s.y_stride));
   cublasLtMatmulPreference_t preference = nullptr;
   OASIS_BLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
-  OASIS_BLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kBlasWorkspace,
-                                                       sizeof kBlasWorkspace));
+  OASIS_BLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                        &kBlasWorkspace, sizeof kBlasWorkspace));
   cublasLtMatmulHeuristicResult_t best{};
   int found = 0;
-  OASIS_BLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(blas, plan.operation, plan.w, plan.x, plan.y, plan.y, preference, 1, &best, &found));
+  OASIS_BLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(blas, plan.operation, plan.w, plan.x, plan.y, plan.y, preference, 1,
+                                                  &best, &found));
   OASIS_CHECK(found == 1, "cuBLASLt knows no way to multiply {} rows by [{}, {}]", s.rows, s.n, s.k);
   plan.algorithm = best.algo;
   cublasLtMatmulPreferenceDestroy(preference);
@@ -79,11 +89,14 @@ const Plan& plan_for(cublasLtHandle_t blas, const Shape& shape) {
   return it->second;
 }
 
+// Four elements a thread where `wide`, which wants x and its stride aligned to 16 bytes.
+template <bool wide>
 __global__ void to_bf16_kernel(const float* x, int64_t x_stride, int64_t rows, int64_t cols, uint16_t* out) {
   const int64_t quads = cols / 4, i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= rows * quads) return;
   const int64_t r = i / quads, c = i % quads * 4;
-  const float4 v = *reinterpret_cast<const float4*>(x + r * x_stride + c);
+  const float* from = x + r * x_stride + c;
+  const float4 v = wide ? *reinterpret_cast<const float4*>(from) : float4{from[0], from[1], from[2], from[3]};
   ushort4 y = {float_to_bf16_bits(v.x), float_to_bf16_bits(v.y), float_to_bf16_bits(v.z), float_to_bf16_bits(v.w)};
   *reinterpret_cast<ushort4*>(out + r * cols + c) = y;
 }
@@ -95,7 +108,8 @@ void matmul_cuda(Stream& stream, const MatmulParams& p) {
   auto& s = cuda::as_cuda(stream);
   cuda::Staging staging(s);
   const DType type = p.parts[0].w.type;
-  OASIS_CHECK(type == DType::kBF16 || type == DType::kF32, "the GPU multiplies bf16 or fp32 weights, not {}", info(type).name);
+  OASIS_CHECK(type == DType::kBF16 || type == DType::kF32, "the GPU multiplies bf16 or fp32 weights, not {}",
+              info(type).name);
   OASIS_CHECK(p.cols % 8 == 0, "a product over {} columns: the GPU takes multiples of 8", p.cols);
   const float* x = staging.in(p.x, static_cast<size_t>((p.rows - 1) * p.x_stride + p.cols));
   std::byte* workspace = s.workspace(kBlasWorkspace + static_cast<size_t>(p.rows * p.cols) * 2);
@@ -103,15 +117,18 @@ void matmul_cuda(Stream& stream, const MatmulParams& p) {
   int64_t input_stride = p.x_stride;
   if (type == DType::kBF16) {
     auto* rounded = reinterpret_cast<uint16_t*>(workspace + kBlasWorkspace);
-    to_bf16_kernel<<<static_cast<unsigned>((p.rows * p.cols / 4 + 255) / 256), 256, 0, s.handle()>>>(x, p.x_stride, p.rows,
-                                                                                             p.cols, rounded);
+    const bool wide = p.x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+    auto* kernel = wide ? to_bf16_kernel<true> : to_bf16_kernel<false>;
+    const auto blocks = static_cast<unsigned>((p.rows * p.cols / 4 + 255) / 256);
+    kernel<<<blocks, 256, 0, s.handle()>>>(x, p.x_stride, p.rows, p.cols, rounded);
     OASIS_CUDA_CHECK(cudaGetLastError());
     input = rounded;
     input_stride = p.cols;
   }
   for (const MatmulPart& part : p.parts) {
     OASIS_CHECK(part.w.type == type, "the parts of one product have one type");
-    const auto* w = staging.in(static_cast<const std::byte*>(part.w.data), static_cast<size_t>(part.w.rows * part.w.row_bytes()));
+    const auto* w =
+        staging.in(static_cast<const std::byte*>(part.w.data), static_cast<size_t>(part.w.rows * part.w.row_bytes()));
     float* y = staging.inout(part.y, static_cast<size_t>((p.rows - 1) * part.y_stride + part.w.rows));
     const Plan& plan = plan_for(s.blas(), {.rows = p.rows,
                                            .n = part.w.rows,
@@ -122,8 +139,8 @@ void matmul_cuda(Stream& stream, const MatmulParams& p) {
                                            .accumulate = p.accumulate,
                                            .sms = s.sms()});
     const float one = 1, beta = p.accumulate ? 1.0f : 0.0f;
-    OASIS_BLAS_CHECK(cublasLtMatmul(s.blas(), plan.operation, &one, w, plan.w, input, plan.x, &beta, y, plan.y, y, plan.y,
-                                   &plan.algorithm, workspace, kBlasWorkspace, s.handle()));
+    OASIS_BLAS_CHECK(cublasLtMatmul(s.blas(), plan.operation, &one, w, plan.w, input, plan.x, &beta, y, plan.y, y,
+                                    plan.y, &plan.algorithm, workspace, kBlasWorkspace, s.handle()));
   }
 }
 
