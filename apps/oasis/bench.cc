@@ -24,6 +24,9 @@ struct BenchFlags : EngineFlags {
 
 // Bytes a second that all threads together read from memory: the best of five passes over half a gibibyte.
 Result<double> read_bandwidth(Device& device) {
+  if (device.backend() != Backend::kCpu) {
+    return unsupported("--measure-bandwidth measures the CPU's memory; for a GPU run cuda_kernels_bench");
+  }
   OASIS_ASSIGN_OR_RETURN(auto buffer, device.allocate(size_t{512} << 20));
   std::memset(buffer.data(), 1, buffer.bytes());
   const auto* words = buffer.as<const uint64_t>();

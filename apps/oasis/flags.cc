@@ -21,6 +21,18 @@ constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
 // More text than any context holds: what is read from a device that never ends must end.
 constexpr size_t kMostText = size_t{256} << 20;
 
+// The number of the GPU, or -1 for the CPU.
+Result<int> parse_device(const std::string& name) {
+  if (name == "cpu") return -1;
+  if (name == "cuda") return 0;
+  int gpu = 0;
+  const char* end = name.data() + name.size();
+  if (!name.starts_with("cuda:") || name.size() == 5) return invalid_argument("--device {}: cpu, cuda or cuda:N", name);
+  const auto [next, error] = std::from_chars(name.data() + 5, end, gpu);
+  if (error != std::errc() || next != end || gpu < 0) return invalid_argument("--device {}: cpu, cuda or cuda:N", name);
+  return gpu;
+}
+
 }  // namespace
 
 void EngineFlags::add_model(CLI::App& app) {
@@ -79,14 +91,14 @@ void EngineFlags::add_engine(CLI::App& app) {
       ->check(whole_number(1, 65536))
       ->capture_default_str();
   const char* machine = "Machine";
-  add(machine, "--device", device, "NAME", "where to run: cpu")->capture_default_str();
+  add(machine, "--device", device, "NAME", "where to run: cpu, cuda or cuda:N (GPU number N)")->capture_default_str();
   add(machine, "--threads", threads, "N", "CPU threads; 0: all cores")
       ->check(whole_number(0, 1024))
       ->capture_default_str();
 }
 
 Status EngineFlags::resolve() {
-  if (device != "cpu") return invalid_argument("--device {}: this build has cpu", device);
+  OASIS_RETURN_IF_ERROR(parse_device(device).status());
   if (attention == "auto")
     config.attention = engine::Attention::kAuto;
   else if (attention == "dense")
@@ -133,7 +145,12 @@ Status EngineFlags::resolve() {
 
 Result<OpenModel> open_model(const EngineFlags& flags) {
   OpenModel m;
-  m.device = make_cpu_device(flags.threads);
+  OASIS_ASSIGN_OR_RETURN(const int gpu, parse_device(flags.device));
+  if (gpu < 0) {
+    m.device = make_cpu_device(flags.threads);
+  } else {
+    OASIS_ASSIGN_OR_RETURN(m.device, make_cuda_device(gpu));
+  }
   OASIS_ASSIGN_OR_RETURN(m.checkpoint, model::Checkpoint::open(flags.model));
   OASIS_ASSIGN_OR_RETURN(auto spec, m.checkpoint->tokenizer_spec());
   OASIS_ASSIGN_OR_RETURN(m.tokenizer, text::Tokenizer::create(std::move(spec)));

@@ -19,6 +19,7 @@
 
 #include "oasis/base/status.h"
 #include "oasis/device/device.h"
+#include "oasis/model/device_weights.h"
 
 namespace oasis::draft {
 
@@ -29,6 +30,7 @@ struct DrafterOptions {
   int32_t block_size = 16;       // the engine's
   int32_t window_tokens = 2048;  // eagle3: how far back the head sees, in whole blocks
   float rope_theta = 0;  // eagle3: in place of the head's own rope_theta where positive; some heads state a wrong one
+  model::DeviceWeights* weights = nullptr;  // the target's, where the head's are put too; null: the device is the CPU
 };
 
 // What a drafter takes, known before anything is allocated.

@@ -35,6 +35,11 @@ CacheShape cache_shape(const Head& head, const DrafterOptions& options) {
   return shape;
 }
 
+bool has_biases(const Head& head) {
+  const Linear* linears[] = {&head.q, &head.k, &head.v, &head.o, &head.gate, &head.up, &head.down, &head.lm_head};
+  return !head.fc_bias.empty() || std::ranges::any_of(linears, [](const Linear* l) { return !l->bias.empty(); });
+}
+
 class Eagle3 : public Drafter {
  public:
   explicit Eagle3(Head head) : head_(std::move(head)) {}
@@ -69,7 +74,7 @@ class Eagle3 : public Drafter {
     std::vector<Row> past;    // rows that only write their KV
     std::vector<Row> newest;  // the last row of each item that drafts
   };
-  Verified collect(std::span<ProposeItem* const> items);
+  Verified collect(Stream& stream, std::span<ProposeItem* const> items);
 
   Head head_;
   std::optional<Eagle3Cache> cache_;
@@ -77,6 +82,10 @@ class Eagle3 : public Drafter {
 };
 
 Status Eagle3::allocate(Device& device, const DrafterOptions& options) {
+  if (options.weights) OASIS_RETURN_IF_ERROR(move_to_device(head_, *options.weights));
+  if (device.backend() != Backend::kCpu && (has_biases(head_) || !head_.concat_norm.empty())) {
+    return unsupported("a draft head with biases or a norm over all taps (input_norm) runs on the CPU alone so far");
+  }
   OASIS_ASSIGN_OR_RETURN(cache_, Eagle3Cache::create(device, cache_shape(head_, options)));
   OASIS_ASSIGN_OR_RETURN(layer_, Eagle3Layer::create(device, head_, options.max_rows, options.max_sequences));
   return {};
@@ -103,7 +112,7 @@ void Eagle3::absorb(Stream& stream, int32_t sequence, int32_t first, int32_t row
   std::vector<Row> in;
   for (int32_t i = 0; i < rows; ++i) {
     in.push_back({sequence, first + i, next_tokens[i], features + i * feature_dim()});
-    cache_->keep_feature(sequence, first + i, in.back().feature);
+    cache_->keep_feature(stream, sequence, first + i, in.back().feature);
   }
   layer_->take_in(stream, in, *cache_);
 }
@@ -117,7 +126,7 @@ void Eagle3::load_block(Stream& stream, int32_t sequence, int32_t block, const s
   layer_->take_in(stream, last, *cache_);
 }
 
-Eagle3::Verified Eagle3::collect(std::span<ProposeItem* const> items) {
+Eagle3::Verified Eagle3::collect(Stream& stream, std::span<ProposeItem* const> items) {
   Verified verified;
   for (const ProposeItem* item : items) {
     if (item->rows == 0) continue;
@@ -131,7 +140,7 @@ Eagle3::Verified Eagle3::collect(std::span<ProposeItem* const> items) {
     for (int32_t i = 0; i < item->rows; ++i) {
       const int32_t position = item->first_position + i;
       const float* feature = item->features + i * feature_dim();
-      cache_->keep_feature(item->sequence, position, feature);
+      cache_->keep_feature(stream, item->sequence, position, feature);
       const bool drafts = item->want > 0 && i == item->rows - 1;
       (drafts ? verified.newest : verified.past)
           .push_back({item->sequence, position, item->history[static_cast<size_t>(position) + 1], feature});
@@ -149,7 +158,7 @@ void Eagle3::propose(Stream& stream, std::span<ProposeItem> items) {
   }
   // Whoever wants fewer drafts leaves the chain from its end.
   std::ranges::stable_sort(drafting, std::greater{}, &ProposeItem::want);
-  auto [past, chain] = collect(drafting);
+  auto [past, chain] = collect(stream, drafting);
   std::erase_if(drafting, [](const ProposeItem* item) { return item->rows == 0 || item->want == 0; });
   layer_->take_in(stream, past, *cache_);
 

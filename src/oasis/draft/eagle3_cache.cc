@@ -8,6 +8,7 @@ namespace oasis::draft {
 Result<Eagle3Cache> Eagle3Cache::create(Device& device, const CacheShape& shape) {
   Eagle3Cache cache;
   cache.shape_ = shape;
+  cache.stream_ = &device.foreground();
   cache.sequences_.resize(static_cast<size_t>(shape.max_sequences));
   OASIS_ASSIGN_OR_RETURN(cache.memory_, device.allocate(static_cast<size_t>(shape.bytes())));
   return cache;
@@ -50,9 +51,10 @@ float* Eagle3Cache::feature(int32_t sequence, int32_t block) const {
   return features + slot * shape_.feature_dim;
 }
 
-void Eagle3Cache::keep_feature(int32_t sequence, int32_t position, const float* values) {
+void Eagle3Cache::keep_feature(Stream& stream, int32_t sequence, int32_t position, const float* values) {
   if ((position + 1) % shape_.kv.block_size != 0) return;
-  std::copy_n(values, shape_.feature_dim, feature(sequence, position / shape_.kv.block_size));
+  stream.copy(feature(sequence, position / shape_.kv.block_size), values,
+              static_cast<size_t>(shape_.feature_dim) * sizeof(float));
 }
 
 void Eagle3Cache::read_record(int32_t sequence, int32_t block, std::byte* record) const {
@@ -61,15 +63,17 @@ void Eagle3Cache::read_record(int32_t sequence, int32_t block, std::byte* record
                   block > s.next_row / shape_.kv.block_size - shape_.kept_features(),
               "sequence {}: block {} is not at hand, its next row is {}", sequence, block, s.next_row);
   const int64_t page_bytes = shape_.kv.page_bytes(), row_bytes = shape_.kv.head_dim * shape_.kv.element_bytes();
-  std::memcpy(record, page_data(sequence, block), static_cast<size_t>(page_bytes));
+  stream_->copy(record, page_data(sequence, block), static_cast<size_t>(page_bytes));
   for (int64_t run = 1; run <= 2 * shape_.kv.kv_heads; ++run)  // K and V of each head: [block_size, d]
     std::memset(record + (run * shape_.kv.block_size - 1) * row_bytes, 0, static_cast<size_t>(row_bytes));
-  std::memcpy(record + page_bytes, feature(sequence, block), static_cast<size_t>(shape_.feature_dim) * sizeof(float));
+  stream_->copy(record + page_bytes, feature(sequence, block), static_cast<size_t>(shape_.feature_dim) * sizeof(float));
 }
 
 const float* Eagle3Cache::write_record(int32_t sequence, int32_t block, const std::byte* record) {
-  std::memcpy(page_data(sequence, block), record, static_cast<size_t>(shape_.kv.page_bytes()));
-  return reinterpret_cast<const float*>(record + shape_.kv.page_bytes());
+  stream_->copy(page_data(sequence, block), record, static_cast<size_t>(shape_.kv.page_bytes()));
+  float* last = feature(sequence, block);
+  stream_->copy(last, record + shape_.kv.page_bytes(), static_cast<size_t>(shape_.feature_dim) * sizeof(float));
+  return last;
 }
 
 namespace {
@@ -88,8 +92,8 @@ std::vector<std::byte> Eagle3Cache::save(int32_t sequence) const {
   std::vector<std::byte> state(sizeof(header) + static_cast<size_t>(header.blocks) * page_bytes);
   std::memcpy(state.data(), &header, sizeof(header));
   for (int32_t i = 0; i < header.blocks; ++i)
-    std::memcpy(state.data() + sizeof(header) + static_cast<size_t>(i) * page_bytes, page_data(sequence, first + i),
-                page_bytes);
+    stream_->copy(state.data() + sizeof(header) + static_cast<size_t>(i) * page_bytes, page_data(sequence, first + i),
+                  page_bytes);
   return state;
 }
 
@@ -108,8 +112,8 @@ Status Eagle3Cache::restore(int32_t sequence, std::span<const std::byte> state) 
                            state.size(), header.blocks, header.next_row);
   at(sequence) = {.attached = true, .begin_block = header.begin_block, .next_row = header.next_row};
   for (int32_t i = 0; i < header.blocks; ++i)
-    std::memcpy(page_data(sequence, header.first_block + i),
-                state.data() + sizeof(header) + static_cast<size_t>(i) * page_bytes, page_bytes);
+    stream_->copy(page_data(sequence, header.first_block + i),
+                  state.data() + sizeof(header) + static_cast<size_t>(i) * page_bytes, page_bytes);
   return {};
 }
 

@@ -53,10 +53,10 @@ class Eagle3Cache {
   int32_t first_block(int32_t sequence, int32_t position) const;
 
   // The feature of position p, if it is the last of its block.
-  void keep_feature(int32_t sequence, int32_t position, const float* feature);
+  void keep_feature(Stream& stream, int32_t sequence, int32_t position, const float* feature);
 
   // Home records; reading zeroes the last row, which depends on the next token. `write` returns the feature of the
-  // block's last token, in `record`.
+  // block's last token, where keep_feature keeps it.
   void read_record(int32_t sequence, int32_t block, std::byte* record) const;
   const float* write_record(int32_t sequence, int32_t block, const std::byte* record);
 
@@ -77,6 +77,7 @@ class Eagle3Cache {
   float* feature(int32_t sequence, int32_t block) const;
 
   CacheShape shape_;
+  Stream* stream_ = nullptr;  // the device's foreground, for copies from and to host memory
   std::vector<Sequence> sequences_;
   Buffer memory_;  // all pages, then all features [sequence, kept_features, feature_dim]
 };

@@ -47,9 +47,9 @@ class HeadReader {
     return it->second;
   }
   Result<const TensorInfo*> require(const std::string& name, std::vector<int64_t> shape);
-  Result<std::vector<float>> vector(const std::string& name, int64_t length);
+  Result<std::span<const float>> vector(const std::string& name, int64_t length);
   // Empty where the head has no such tensor.
-  Result<std::vector<float>> optional_vector(const std::string& name, int64_t length);
+  Result<std::span<const float>> optional_vector(const std::string& name, int64_t length);
   Result<WeightView> matrix(const std::string& name, int64_t rows, int64_t cols);
   Status linear(const std::string& name, int64_t rows, int64_t cols, Linear& out);
   std::byte* own(size_t bytes) {
@@ -100,13 +100,14 @@ Result<const TensorInfo*> HeadReader::require(const std::string& name, std::vect
   return info;
 }
 
-Result<std::vector<float>> HeadReader::vector(const std::string& name, int64_t length) {
+Result<std::span<const float>> HeadReader::vector(const std::string& name, int64_t length) {
   OASIS_ASSIGN_OR_RETURN(const TensorInfo* info, require(name, {length}));
-  return model::to_floats(*info, name);
+  OASIS_ASSIGN_OR_RETURN(auto values, model::to_floats(*info, name));
+  return std::span<const float>(head_.owned_floats.emplace_back(std::move(values)));
 }
 
-Result<std::vector<float>> HeadReader::optional_vector(const std::string& name, int64_t length) {
-  if (!find(name)) return std::vector<float>{};
+Result<std::span<const float>> HeadReader::optional_vector(const std::string& name, int64_t length) {
+  if (!find(name)) return std::span<const float>();
   return vector(name, length);
 }
 
@@ -152,8 +153,7 @@ Status HeadReader::read_features() {
       return invalid_argument(
           "'{}': use_aux_hidden_state is false, so the head's hidden size {} must be the target's, {}", folder_,
           c.hidden, c.target_hidden);
-    const auto norm = target_.weights().output_norm;
-    head_.final_norm.assign(norm.begin(), norm.end());
+    head_.final_norm = target_.weights().output_norm;
     head_.target_rms_eps = target_.config().rms_eps;
     find("fc.weight");  // some files hold one all the same
     return {};
@@ -174,7 +174,7 @@ Status HeadReader::read_features() {
   if (!find("fc_norm.0.weight")) return {};
   for (int64_t tap = 0; tap < taps; ++tap) {
     OASIS_ASSIGN_OR_RETURN(auto norm, vector(fmt::format("fc_norm.{}.weight", tap), cols));
-    head_.tap_norm.push_back(std::move(norm));
+    head_.tap_norm.push_back(norm);
   }
   if (!head_.concat_norm.empty())
     return unsupported("'{}' has both input_norm and fc_norm; only one of them is implemented", folder_);
@@ -288,6 +288,26 @@ Result<Head> HeadReader::read(float rope_theta) {
 
 Result<Head> open_head(const std::string& folder, const model::Checkpoint& target, float rope_theta) {
   return HeadReader(folder, target).read(rope_theta);
+}
+
+Status move_to_device(Head& head, model::DeviceWeights& weights) {
+  for (WeightView* view : {&head.embed, &head.q.w, &head.k.w, &head.v.w, &head.o.w, &head.gate.w, &head.up.w,
+                           &head.down.w, &head.lm_head.w}) {
+    OASIS_ASSIGN_OR_RETURN(*view, weights.upload(*view));
+  }
+  for (WeightView& view : head.fc) {
+    OASIS_ASSIGN_OR_RETURN(view, weights.upload(view));
+  }
+  for (std::span<const float>* values :
+       {&head.fc_bias, &head.concat_norm, &head.final_norm, &head.embed_norm, &head.feature_norm, &head.mlp_norm,
+        &head.output_norm, &head.q_norm, &head.k_norm, &head.q.bias, &head.k.bias, &head.v.bias, &head.o.bias,
+        &head.gate.bias, &head.up.bias, &head.down.bias, &head.lm_head.bias}) {
+    OASIS_ASSIGN_OR_RETURN(*values, weights.upload(*values));
+  }
+  for (std::span<const float>& norm : head.tap_norm) {
+    OASIS_ASSIGN_OR_RETURN(norm, weights.upload(norm));
+  }
+  return {};
 }
 
 }  // namespace oasis::draft

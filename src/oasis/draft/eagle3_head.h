@@ -7,7 +7,7 @@
 
 #include "oasis/base/dtype.h"
 #include "oasis/base/status.h"
-#include "oasis/model/checkpoint.h"
+#include "oasis/model/device_weights.h"
 #include "oasis/model/safetensors.h"
 
 namespace oasis::draft {
@@ -35,20 +35,20 @@ Result<HeadConfig> read_head_config(const std::string& path, const model::ModelC
 // y = w x + bias
 struct Linear {
   WeightView w;
-  std::vector<float> bias;  // [w.rows] or empty
+  std::span<const float> bias;  // [w.rows] or empty
 };
 
 struct Head {
   HeadConfig config;
-  WeightView embed;                          // [vocab, hidden], the head's own or the target's
-  std::vector<WeightView> fc;                // [hidden, target_hidden] a tap, in the order of config.taps
-  std::vector<float> fc_bias;                // [hidden] or empty
-  std::vector<std::vector<float>> tap_norm;  // `fc_norm`: [target_hidden] a tap, or none
-  std::vector<float> concat_norm;            // `input_norm` over all taps: [taps * target_hidden] or empty
-  std::vector<float> final_norm;             // [target_hidden], the target's, where the feature is its final state
+  WeightView embed;                              // [vocab, hidden], the head's own or the target's
+  std::vector<WeightView> fc;                    // [hidden, target_hidden] a tap, in the order of config.taps
+  std::span<const float> fc_bias;                // [hidden] or empty
+  std::vector<std::span<const float>> tap_norm;  // `fc_norm`: [target_hidden] a tap, or none
+  std::span<const float> concat_norm;            // `input_norm` over all taps: [taps * target_hidden] or empty
+  std::span<const float> final_norm;             // [target_hidden], the target's, where the feature is its final state
   float target_rms_eps = 1e-5f;
-  std::vector<float> embed_norm, feature_norm, mlp_norm, output_norm;  // [hidden]
-  std::vector<float> q_norm, k_norm;                                   // [head_dim] or empty
+  std::span<const float> embed_norm, feature_norm, mlp_norm, output_norm;  // [hidden]
+  std::span<const float> q_norm, k_norm;                                   // [head_dim] or empty
   Linear q, k, v, o, gate, up, down, lm_head;  // q, k and v read [embedding, feature]: 2 * hidden columns
   std::vector<int32_t> target_id;              // [draft_vocab]: target token of each draft token
   uint64_t fingerprint = 0;                    // of all the numbers that features, draft KV and drafts depend on
@@ -59,7 +59,11 @@ struct Head {
   // What the views point into.
   std::vector<model::SafetensorsFile> files;
   std::vector<std::vector<std::byte>> owned;
+  std::vector<std::vector<float>> owned_floats;
 };
+
+// Moves every view to where the device of `weights` computes.
+Status move_to_device(Head& head, model::DeviceWeights& weights);
 
 // Borrows the target's embeddings. `rope_theta` > 0 replaces the head's.
 Result<Head> open_head(const std::string& folder, const model::Checkpoint& target, float rope_theta);

@@ -11,9 +11,9 @@ Result<DecodeStep> DecodeStep::create(Device& device, model::Transformer& transf
   const auto& m = transformer.config();
   const int64_t rows = int64_t{config.max_sequences} * (1 + core.config().max_draft_rows);
   const int64_t width = int64_t{m.heads} * m.head_dim, kv_width = int64_t{m.kv_heads} * m.head_dim;
-  const int64_t floats =
-      rows * (2 * m.hidden + 4 * width + 2 * kv_width + 2 * m.head_dim + drafter.feature_dim() + m.vocab);
+  const int64_t floats = rows * (2 * m.hidden + 4 * width + 2 * kv_width + 2 * m.head_dim + drafter.feature_dim());
   OASIS_ASSIGN_OR_RETURN(d.activations_, device.allocate(static_cast<size_t>(floats) * 4));
+  OASIS_ASSIGN_OR_RETURN(d.logit_memory_, device.allocate_pinned(static_cast<size_t>(rows * m.vocab) * 4));
   float* next = d.activations_.as<float>();
   const auto take = [&](int64_t each) { return std::exchange(next, next + rows * each); };
   d.x_ = take(m.hidden), d.logit_rows_ = take(m.hidden);
@@ -21,7 +21,7 @@ Result<DecodeStep> DecodeStep::create(Device& device, model::Transformer& transf
   d.k_ = take(kv_width), d.v_ = take(kv_width);
   d.rope_ = take(m.head_dim), d.rope_next_ = take(m.head_dim);
   d.features_ = take(drafter.feature_dim());
-  d.logits_ = take(m.vocab);
+  d.logits_ = d.logit_memory_.as<float>();
   return d;
 }
 
@@ -95,10 +95,11 @@ void DecodeStep::compute_logits(std::span<EngineSequence* const> batch) {
   for (size_t i = 0; i < batch.size(); ++i) {
     first_logit_.push_back(static_cast<int32_t>(rows));
     const int64_t verified = core_->verified(steps_[i].sequence);
-    std::copy_n(x_ + first_row_[i] * hidden, verified * hidden, logit_rows_ + rows * hidden);
+    stream_->copy(logit_rows_ + rows * hidden, x_ + first_row_[i] * hidden, static_cast<size_t>(verified * hidden) * 4);
     rows += verified;
   }
   transformer_->logits(*stream_, logit_rows_, rows, logits_);
+  stream_->synchronize();  // they are sampled on the host
 }
 
 // The token after x_t and, as long as drafts are accepted, those after them.

@@ -41,6 +41,7 @@ class DecodeStep {
   const EngineConfig* config_;
   Stream* stream_ = nullptr;
   Buffer activations_;
+  Buffer logit_memory_;  // that the host reads too
   float *x_ = nullptr, *q_ = nullptr, *q_unrotated_ = nullptr, *q_next_ = nullptr, *k_ = nullptr, *v_ = nullptr,
         *attention_ = nullptr;
   float *rope_ = nullptr, *rope_next_ = nullptr, *features_ = nullptr, *logit_rows_ = nullptr, *logits_ = nullptr;

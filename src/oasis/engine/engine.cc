@@ -25,8 +25,9 @@ std::string_view to_string(FinishReason reason) {
 
 namespace {
 
-Result<std::unique_ptr<kv::Tier>> make_tier(const EngineConfig& config, const MemoryPlan& plan, int64_t extra_bytes) {
-  const kv::TierConfig shape{.shape = plan.core.shape, .extra_bytes = extra_bytes};
+Result<std::unique_ptr<kv::Tier>> make_tier(Device& device, const EngineConfig& config, const MemoryPlan& plan,
+                                            int64_t extra_bytes) {
+  const kv::TierConfig shape{.shape = plan.core.shape, .extra_bytes = extra_bytes, .device = &device};
   // A file larger than the sequences can fill keeps more prefixes, where memory is given for what is to be known of
   // them.
   const bool whole_file = plan.capacity_file_bytes > 0 && config.capacity_memory > 0;
@@ -47,19 +48,20 @@ Status Engine::Impl::init() {
   const int64_t context = config.max_context > 0 ? config.max_context : m.context;
   const int32_t most_drafts = config.accept_drafts ? config.draft_tokens + 1 : 1;
   const int64_t rows = std::max<int64_t>(config.prefill_chunk, int64_t{config.max_sequences} * (1 + most_drafts));
+  OASIS_ASSIGN_OR_RETURN(auto t, model::Transformer::create(device, checkpoint, rows));
+  transformer = std::make_unique<model::Transformer>(std::move(t));
   OASIS_ASSIGN_OR_RETURN(drafter, draft::make_drafter(device, config.draft, checkpoint,
                                                       {.max_sequences = config.max_sequences,
                                                        .max_rows = static_cast<int32_t>(rows),
-                                                       .block_size = config.block_size}));
+                                                       .block_size = config.block_size,
+                                                       .weights = &transformer->device_weights()}));
   OASIS_ASSIGN_OR_RETURN(plan, plan_memory(m, config,
                                            {.fast_bytes = drafter->fast_bytes(),
                                             .home_bytes = drafter->home_bytes(),
                                             .feature_dim = drafter->feature_dim()}));
-  OASIS_ASSIGN_OR_RETURN(auto tier, make_tier(config, plan, drafter->home_bytes()));
+  OASIS_ASSIGN_OR_RETURN(auto tier, make_tier(device, config, plan, drafter->home_bytes()));
   homes = std::make_unique<kv::HomeStore>(std::move(tier), config.block_size);
   OASIS_ASSIGN_OR_RETURN(core, lookahead::KvCore::create(device, plan.core, *homes));
-  OASIS_ASSIGN_OR_RETURN(auto t, model::Transformer::create(device, checkpoint, rows));
-  transformer = std::make_unique<model::Transformer>(std::move(t));
   OASIS_ASSIGN_OR_RETURN(workspace, PrefillWorkspace::create(device, m, drafter->feature_dim(), context,
                                                              config.prefill_chunk, config.block_size));
   OASIS_ASSIGN_OR_RETURN(auto d, DecodeStep::create(device, *transformer, *core, *drafter, config));

@@ -16,6 +16,7 @@ Result<PrefillWorkspace> PrefillWorkspace::create(Device& device, const model::M
   OASIS_ASSIGN_OR_RETURN(w.features, device.allocate(tokens * static_cast<size_t>(feature_dim) * 4));
   OASIS_ASSIGN_OR_RETURN(w.kv, device.allocate(tokens * kv_width * 4));
   OASIS_ASSIGN_OR_RETURN(w.rope, device.allocate(tokens * static_cast<size_t>(m.head_dim) * 4));
+  OASIS_ASSIGN_OR_RETURN(w.q_next, device.allocate((width + static_cast<size_t>(m.head_dim)) * 4));
   OASIS_ASSIGN_OR_RETURN(w.rows, device.allocate(static_cast<size_t>(chunk) * (3 * width + 2 * kv_width) * 4));
   return w;
 }
@@ -60,7 +61,7 @@ Result<bool> Prefill::advance() {
   run_chunk(next_, rows);
   next_ += rows;
   if (next_ < n) return false;
-  OASIS_RETURN_IF_ERROR(core_.finish_layer(sequence_, layer_, kv(), q_next_.data()));
+  OASIS_RETURN_IF_ERROR(core_.finish_layer(sequence_, layer_, kv(), workspace_.q_next.as<float>()));
   ++layer_;
   next_ = first_;
   if (layer_ < transformer_.config().layers) return false;
@@ -109,10 +110,10 @@ void Prefill::run_chunk(int32_t begin, int32_t rows) {
                                    .out_stride = width});
   if (last) {  // the query that ranks the blocks for the first decode step
     const int32_t next_position = begin + rows;
-    std::vector<float> table(static_cast<size_t>(m.head_dim));
-    transformer_.rope_table(stream_, &next_position, 1, table.data());
-    q_next_.resize(static_cast<size_t>(width));
-    transformer_.rotate_queries(stream_, q_unrotated + (rows - 1) * width, table.data(), 1, q_next_.data());
+    float* q_next = workspace_.q_next.as<float>();
+    float* table = q_next + width;
+    transformer_.rope_table(stream_, &next_position, 1, table);
+    transformer_.rotate_queries(stream_, q_unrotated + (rows - 1) * width, table, 1, q_next);
   }
   transformer_.after_attention(stream_, layer_, attention, rows, x);
   if (layer_ + 1 == m.layers) fold(m.layers);

@@ -20,6 +20,7 @@ struct PrefillWorkspace {
   Buffer kv;        // bf16 [2 (K, V), kv_head, token, head_dim], the prefix included
   Buffer rope;      // fp32 [token, 2, head_dim / 2], new tokens only
   Buffer rows;      // fp32, of one chunk: q, q before RoPE, k, v, attention
+  Buffer q_next;    // fp32 [heads * head_dim + head_dim]: the query that ranks the blocks, and its RoPE table
   int64_t max_tokens = 0;
   static Result<PrefillWorkspace> create(Device& device, const model::ModelConfig& model, int64_t feature_dim,
                                          int64_t max_tokens, int32_t chunk, int32_t block_size);
@@ -56,7 +57,6 @@ class Prefill {
   const int32_t chunk_;
   int32_t first_ = 0;  // first new token
   int32_t layer_ = 0, next_ = 0;
-  std::vector<float> q_next_;  // [heads * head_dim]
 };
 
 }  // namespace oasis::engine

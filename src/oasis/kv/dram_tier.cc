@@ -23,7 +23,10 @@ class DramTier final : public Tier {
         meta_bytes_(config.shape.summary_page_bytes() + config.extra_bytes),
         arena_(std::move(arena)),
         meta_(arena_.data() + int64_t{homes} * shape_.layers * part_stride_),
-        present_(reinterpret_cast<std::atomic<uint8_t>*>(meta_ + homes * align_up(meta_bytes_))) {}
+        present_(reinterpret_cast<std::atomic<uint8_t>*>(meta_ + homes * align_up(meta_bytes_))) {
+    for (int64_t part = 0; part < int64_t{homes} * shape_.layers; ++part)
+      present_[part].store(0, std::memory_order_relaxed);
+  }
 
   static int64_t home_bytes(const TierConfig& config) {
     const int64_t meta = config.shape.summary_page_bytes() + config.extra_bytes;
@@ -98,7 +101,7 @@ class DramTier final : public Tier {
   const int64_t part_stride_, meta_bytes_;
   const HostArena arena_;
   std::byte* const meta_;
-  std::atomic<uint8_t>* const present_;  // [home, layer]; the arena's zeros are its start
+  std::atomic<uint8_t>* const present_;  // [home, layer]
   std::atomic<int64_t> written_{0};
 };
 
@@ -115,7 +118,7 @@ Result<std::unique_ptr<Tier>> make_dram_tier(const TierConfig& config, int64_t m
     return resource_exhausted("DRAM tier: {} bytes hold no home, one takes {}; give it at least that", memory_bytes,
                               home_bytes);
   }
-  OASIS_ASSIGN_OR_RETURN(HostArena arena, HostArena::create("DRAM tier", homes * home_bytes));
+  OASIS_ASSIGN_OR_RETURN(HostArena arena, HostArena::create("DRAM tier", homes * home_bytes, config.device));
   std::unique_ptr<Tier> tier = std::make_unique<DramTier>(config, static_cast<int32_t>(homes), std::move(arena));
   return tier;
 }

@@ -66,7 +66,7 @@ Result<std::unique_ptr<Tier>> make_file_tier_on(const TierConfig& config, const 
                                                 const IoBackendFactory& make_backend) {
   OASIS_ASSIGN_OR_RETURN(const FileTier::Plan plan, FileTier::plan(config, file));
   const int64_t arena_bytes = plan.frames * plan.frame_bytes + plan.homes * plan.meta_stride;
-  OASIS_ASSIGN_OR_RETURN(HostArena arena, HostArena::create("file tier's cache", arena_bytes));
+  OASIS_ASSIGN_OR_RETURN(HostArena arena, HostArena::create("file tier's cache", arena_bytes, config.device));
   OASIS_ASSIGN_OR_RETURN(TierFile tier_file, TierFile::create(file.path, plan.file_bytes));
   std::unique_ptr<IoBackend> backend = make_backend(tier_file.fd());
   return std::unique_ptr<Tier>(

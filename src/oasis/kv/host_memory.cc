@@ -40,7 +40,7 @@ int64_t host_memory_limit_bytes() {
   return limit;
 }
 
-Result<HostArena> HostArena::create(const char* what, int64_t bytes) {
+Result<HostArena> HostArena::create(const char* what, int64_t bytes, Device* device) {
   const int64_t limit = host_memory_limit_bytes();
   if (bytes > limit) {
     return resource_exhausted(
@@ -49,6 +49,11 @@ Result<HostArena> HostArena::create(const char* what, int64_t bytes) {
   }
   HostArena arena;
   arena.bytes_ = std::max<int64_t>(bytes, 1);
+  if (device && device->backend() != Backend::kCpu) {
+    OASIS_ASSIGN_OR_RETURN(arena.pinned_, device->allocate_pinned(static_cast<size_t>(arena.bytes_)));
+    arena.data_ = arena.pinned_.data();
+    return arena;
+  }
   void* data = mmap(nullptr, static_cast<size_t>(arena.bytes_), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) {
@@ -60,16 +65,19 @@ Result<HostArena> HostArena::create(const char* what, int64_t bytes) {
 }
 
 HostArena::HostArena(HostArena&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      pinned_(std::move(other.pinned_)) {}
 
 HostArena& HostArena::operator=(HostArena&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(pinned_, other.pinned_);
   return *this;
 }
 
 HostArena::~HostArena() {
-  if (data_) munmap(data_, static_cast<size_t>(bytes_));
+  if (data_ && pinned_.bytes() == 0) munmap(data_, static_cast<size_t>(bytes_));
 }
 
 }  // namespace oasis::kv

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "oasis/base/status.h"
+#include "oasis/device/device.h"
 
 namespace oasis::kv {
 
@@ -16,8 +17,8 @@ class HostArena {
  public:
   HostArena() = default;
   // Refuses what the machine or the control group cannot hold: memory that is touched lazily would fail by SIGKILL
-  // later.
-  static Result<HostArena> create(const char* what, int64_t bytes);
+  // later. With `device` (borrowed during the call) its kernels can read and write the memory in place; a GPU pins it.
+  static Result<HostArena> create(const char* what, int64_t bytes, Device* device = nullptr);
   HostArena(HostArena&& other) noexcept;
   HostArena& operator=(HostArena&& other) noexcept;
   ~HostArena();
@@ -28,6 +29,7 @@ class HostArena {
  private:
   std::byte* data_ = nullptr;
   int64_t bytes_ = 0;
+  Buffer pinned_;  // what data_ points into, if a device gave it
 };
 
 }  // namespace oasis::kv

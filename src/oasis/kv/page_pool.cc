@@ -1,14 +1,13 @@
 #include "oasis/kv/page_pool.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace oasis::kv {
 namespace {
 
 // All bits set is NaN in bf16 and in FP8 E4M3.
-constexpr int kNaNByte = 0xff;
+constexpr uint8_t kNaNByte = 0xff;
 
 Result<Buffer> allocate_pages(Device& device, const char* what, int32_t pages, int64_t page_bytes) {
   int64_t bytes = 0;
@@ -87,7 +86,7 @@ Status PageAllocator::check_integrity() const {
 Result<PagePool> PagePool::create(Device& device, const KvShape& shape, int32_t pages) {
   OASIS_RETURN_IF_ERROR(validate(shape));
   OASIS_ASSIGN_OR_RETURN(Buffer memory, allocate_pages(device, "KV pages", pages, shape.page_bytes()));
-  PagePool pool(shape, pages);
+  PagePool pool(device, shape, pages);
   pool.memory_ = std::move(memory);
   return pool;
 }
@@ -106,18 +105,18 @@ kernels::PoolView PagePool::view(int32_t layer) const {
 
 void PagePool::poison(int32_t page) {
   for (int32_t layer = 0; layer < shape_.layers; ++layer) {
-    std::memset(view(layer).k(page, 0, 0), kNaNByte, static_cast<size_t>(shape_.part_bytes()));
+    stream_->fill(view(layer).k(page, 0, 0), kNaNByte, static_cast<size_t>(shape_.part_bytes()));
   }
 }
 
 void PagePool::poison(int32_t page, int32_t layer, int32_t head) {
-  std::memset(view(layer).k(page, head, 0), kNaNByte, static_cast<size_t>(shape_.block_head_bytes()));
+  stream_->fill(view(layer).k(page, head, 0), kNaNByte, static_cast<size_t>(shape_.block_head_bytes()));
 }
 
 Result<SummaryPool> SummaryPool::create(Device& device, const KvShape& shape, int32_t pages) {
   OASIS_RETURN_IF_ERROR(validate(shape));
   OASIS_ASSIGN_OR_RETURN(Buffer memory, allocate_pages(device, "summary pages", pages, shape.summary_page_bytes()));
-  SummaryPool pool(shape, pages);
+  SummaryPool pool(device, shape, pages);
   pool.memory_ = std::move(memory);
   return pool;
 }
@@ -135,14 +134,14 @@ kernels::SummaryView SummaryPool::view(int32_t layer) const {
 void SummaryPool::read(int32_t page, std::byte* out) const {
   const int64_t bytes = shape_.kv_heads * shape_.summary_rows_bytes();
   for (int32_t layer = 0; layer < shape_.layers; ++layer) {
-    std::memcpy(out + layer * bytes, view(layer).rows(page, 0), static_cast<size_t>(bytes));
+    stream_->copy(out + layer * bytes, view(layer).rows(page, 0), static_cast<size_t>(bytes));
   }
 }
 
 void SummaryPool::write(int32_t page, const std::byte* in) {
   const int64_t bytes = shape_.kv_heads * shape_.summary_rows_bytes();
   for (int32_t layer = 0; layer < shape_.layers; ++layer) {
-    std::memcpy(view(layer).rows(page, 0), in + layer * bytes, static_cast<size_t>(bytes));
+    stream_->copy(view(layer).rows(page, 0), in + layer * bytes, static_cast<size_t>(bytes));
   }
 }
 

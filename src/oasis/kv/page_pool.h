@@ -52,12 +52,14 @@ class PagePool {
   const PageAllocator& allocator() const { return allocator_; }
   kernels::PoolView view(int32_t layer) const;
   int64_t bytes() const { return static_cast<int64_t>(memory_.bytes()); }
-  // Test mode: fills the page (all layers and heads), or one slot, with NaN.
+  // Test mode: fills the page (all layers and heads), or one slot, with NaN, in the order of the foreground stream.
   void poison(int32_t page);
   void poison(int32_t page, int32_t layer, int32_t head);
 
  private:
-  PagePool(const KvShape& shape, int32_t pages) : shape_(shape), allocator_(pages) {}
+  PagePool(Device& device, const KvShape& shape, int32_t pages)
+      : stream_(&device.foreground()), shape_(shape), allocator_(pages) {}
+  Stream* stream_;
   KvShape shape_;
   PageAllocator allocator_;
   Buffer memory_;
@@ -71,12 +73,15 @@ class SummaryPool {
   const PageAllocator& allocator() const { return allocator_; }
   kernels::SummaryView view(int32_t layer) const;
   int64_t bytes() const { return static_cast<int64_t>(memory_.bytes()); }
-  // Copies a page's rows (all layers and heads, shape.summary_page_bytes()) out to or in from a home record.
+  // Copies a page's rows (all layers and heads, shape.summary_page_bytes()) out to or in from a home record, after what
+  // the foreground stream was given before; done on return.
   void read(int32_t page, std::byte* out) const;
   void write(int32_t page, const std::byte* in);
 
  private:
-  SummaryPool(const KvShape& shape, int32_t pages) : shape_(shape), allocator_(pages) {}
+  SummaryPool(Device& device, const KvShape& shape, int32_t pages)
+      : stream_(&device.foreground()), shape_(shape), allocator_(pages) {}
+  Stream* stream_;
   KvShape shape_;
   PageAllocator allocator_;
   Buffer memory_;

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "oasis/base/status.h"
+#include "oasis/device/device.h"
 #include "oasis/kv/shape.h"
 
 namespace oasis::kv {
@@ -117,7 +118,8 @@ class Tier {
 
 struct TierConfig {
   KvShape shape;
-  int64_t extra_bytes = 0;  // of the drafter, per home
+  int64_t extra_bytes = 0;   // of the drafter, per home
+  Device* device = nullptr;  // whose kernels read and write parts in place, borrowed; null: the CPU's
 };
 
 // DRAM: every home's parts at a fixed address. `memory_bytes` bounds everything the tier allocates; homes() follows

@@ -124,12 +124,12 @@ void KvCore::append(int32_t layer, const float* k, const float* v) {
   const auto rows = static_cast<int64_t>(positions_.size());
   const int64_t width = int64_t{config_.shape.kv_heads} * config_.shape.head_dim;
   row_pages_.resize(static_cast<size_t>(rows * config_.shape.kv_heads));
-  kernels_.locate(stream_, {.tables = tables_.data(),
-                            .table = row_table_.data(),
-                            .block = row_block_.data(),
-                            .rows = rows,
-                            .kv_heads = config_.shape.kv_heads,
-                            .pages = row_pages_.data()});
+  rules_.locate(rules_stream_, {.tables = tables_.data(),
+                                .table = row_table_.data(),
+                                .block = row_block_.data(),
+                                .rows = rows,
+                                .kv_heads = config_.shape.kv_heads,
+                                .pages = row_pages_.data()});
   kernels_.append(stream_, {.pool = pages_.view(layer),
                             .block_size = config_.shape.block_size,
                             .head_dim = config_.shape.head_dim,
@@ -164,12 +164,12 @@ void KvCore::seal(int32_t layer) {
       s.error = part.status();  // this sequence ends at the step border; its block stays in its slot until then
     }
   }
-  kernels_.locate(stream_, {.tables = tables_.data(),
-                            .table = table.data(),
-                            .block = block.data(),
-                            .rows = static_cast<int64_t>(n),
-                            .kv_heads = config_.shape.kv_heads,
-                            .pages = seal_pages_.data()});
+  rules_.locate(rules_stream_, {.tables = tables_.data(),
+                                .table = table.data(),
+                                .block = block.data(),
+                                .rows = static_cast<int64_t>(n),
+                                .kv_heads = config_.shape.kv_heads,
+                                .pages = seal_pages_.data()});
   kernels_.seal(stream_, {.pool = pages_.view(layer),
                           .block_size = config_.shape.block_size,
                           .head_dim = config_.shape.head_dim,
@@ -181,9 +181,22 @@ void KvCore::seal(int32_t layer) {
                           .summary_pages = summary.data(),
                           .homes = home.data(),
                           .home_head_stride = config_.shape.block_head_bytes()});
+  stream_.synchronize();
   for (size_t i = 0; i < n; ++i) {
     if (home[i]) homes_.tier().end_write({seq(table[i]).homes[static_cast<size_t>(block[i])], layer});
   }
+}
+
+void KvCore::add_scoring(const float* row) {
+  const int64_t bytes = int64_t{config_.shape.kv_heads} * config_.q_per_kv * config_.shape.head_dim * 4;
+  scoring_rows_.push_back({reinterpret_cast<const std::byte*>(row), q_scoring_.data() + scoring_rows() * bytes});
+}
+
+const float* KvCore::q_scoring() {
+  kernels_.gather(stream_, {.copies = scoring_rows_.data(),
+                            .count = scoring_rows(),
+                            .bytes = int64_t{config_.shape.kv_heads} * config_.q_per_kv * config_.shape.head_dim * 4});
+  return q_scoring_.as<float>();
 }
 
 // How much of P was right: against the top-K of x_t's own query over the same candidates.
@@ -193,19 +206,17 @@ void KvCore::measure_agreement(int32_t layer, const float* q) {
   std::vector<const int32_t*> pages(static_cast<size_t>(c.max_sequences));
   std::vector<int32_t> begin(static_cast<size_t>(c.max_sequences) + 1),
       candidates(static_cast<size_t>(c.max_sequences));
-  q_scoring_.clear();
+  begin_scoring();
   for (int32_t i = 0; i < c.max_sequences; ++i) {
-    const auto row = static_cast<int32_t>(q_scoring_.size()) / static_cast<int32_t>(width);
-    begin[static_cast<size_t>(i)] = row;
+    begin[static_cast<size_t>(i)] = scoring_rows();
     if (row_begin_[static_cast<size_t>(i)] == row_begin_[static_cast<size_t>(i) + 1]) continue;
     const Sequence& s = seq(i);
     if (!s.sparse || s.predicted_candidates == 0) continue;
     pages[static_cast<size_t>(i)] = s.summary_pages.data();
     candidates[static_cast<size_t>(i)] = s.predicted_candidates;
-    const float* from = q + first_row_[static_cast<size_t>(i)] * width;
-    q_scoring_.insert(q_scoring_.end(), from, from + width);
+    add_scoring(q + first_row_[static_cast<size_t>(i)] * width);
   }
-  begin[static_cast<size_t>(c.max_sequences)] = static_cast<int32_t>(q_scoring_.size()) / static_cast<int32_t>(width);
+  begin[static_cast<size_t>(c.max_sequences)] = scoring_rows();
   kernels_.score(stream_, {.summaries = summaries_.view(layer),
                            .head_dim = c.shape.head_dim,
                            .kv_heads = c.shape.kv_heads,
@@ -214,11 +225,11 @@ void KvCore::measure_agreement(int32_t layer, const float* q) {
                            .row_begin = begin.data(),
                            .candidates = candidates.data(),
                            .summary_pages = pages.data(),
-                           .q = q_scoring_.data(),
+                           .q = q_scoring(),
                            .q_stride = width,
-                           .scores = scores_.data(),
+                           .scores = scores_.as<float>(),
                            .score_stride = c.max_blocks});
-  kernels_.topk(stream_, {.scores = scores_.data(),
+  kernels_.topk(stream_, {.scores = scores_.as<float>(),
                           .score_stride = c.max_blocks,
                           .candidates = candidates.data(),
                           .items = c.max_sequences,
@@ -261,16 +272,16 @@ void KvCore::predict(int32_t layer, const float* q, const float* q_next) {
   const int64_t width = int64_t{c.shape.kv_heads} * c.q_per_kv * c.shape.head_dim;
   std::vector<const int32_t*> pages(static_cast<size_t>(c.max_sequences));
   std::vector<int32_t> begin(static_cast<size_t>(c.max_sequences) + 1);
-  q_scoring_.clear();
+  begin_scoring();
   for (int32_t i = 0; i < c.max_sequences; ++i) {
-    begin[static_cast<size_t>(i)] = static_cast<int32_t>(static_cast<int64_t>(q_scoring_.size()) / width);
+    begin[static_cast<size_t>(i)] = scoring_rows();
     if (candidates_[static_cast<size_t>(i)] == 0) continue;
     pages[static_cast<size_t>(i)] = seq(i).summary_pages.data();
     const int32_t first = row_begin_[static_cast<size_t>(i)], end = row_begin_[static_cast<size_t>(i) + 1];
-    const float* from = end - first > 1 ? q + (first + 1) * width : q_next + first * width;
-    q_scoring_.insert(q_scoring_.end(), from, from + std::max(1, end - first - 1) * width);
+    if (end - first == 1) add_scoring(q_next + first * width);
+    for (int32_t r = first + 1; r < end; ++r) add_scoring(q + r * width);
   }
-  begin[static_cast<size_t>(c.max_sequences)] = static_cast<int32_t>(static_cast<int64_t>(q_scoring_.size()) / width);
+  begin[static_cast<size_t>(c.max_sequences)] = scoring_rows();
   kernels_.score(stream_, {.summaries = summaries_.view(layer),
                            .head_dim = c.shape.head_dim,
                            .kv_heads = c.shape.kv_heads,
@@ -279,11 +290,11 @@ void KvCore::predict(int32_t layer, const float* q, const float* q_next) {
                            .row_begin = begin.data(),
                            .candidates = candidates_.data(),
                            .summary_pages = pages.data(),
-                           .q = q_scoring_.data(),
+                           .q = q_scoring(),
                            .q_stride = width,
-                           .scores = scores_.data(),
+                           .scores = scores_.as<float>(),
                            .score_stride = c.max_blocks});
-  kernels_.topk(stream_, {.scores = scores_.data(),
+  kernels_.topk(stream_, {.scores = scores_.as<float>(),
                           .score_stride = c.max_blocks,
                           .candidates = candidates_.data(),
                           .items = c.max_sequences,
@@ -303,8 +314,8 @@ void KvCore::predict(int32_t layer, const float* q, const float* q_next) {
       int32_t& count = top_count_[scratch];
       if (!switching) count = std::min(count, c.attend_blocks);
       if (keep_traces_) {
-        const float* from = &scores_[scratch * static_cast<size_t>(c.max_blocks)];
-        traces_[persistent].scores.assign(from, from + candidates_[static_cast<size_t>(st.sequence)]);
+        trace_scores(traces_[persistent].scores, scores_.as<float>() + scratch * static_cast<size_t>(c.max_blocks),
+                     candidates_[static_cast<size_t>(st.sequence)]);
       }
     }
     if (c.hooks.predict) {
@@ -355,24 +366,24 @@ void KvCore::select(int32_t layer) {
     if (staged) item.present = &present_[static_cast<size_t>(st.sequence) * static_cast<size_t>(c.max_blocks)];
   }
   const auto stride = static_cast<size_t>(c.resident_blocks);
-  kernels_.select(stream_, {.items = c.max_sequences,
-                            .kv_heads = c.shape.kv_heads,
-                            .item = items_.data(),
-                            .predicted = &predicted_[at(layer, 0, 0) * stride],
-                            .predicted_scores = predicted_scores_.data(),
-                            .predicted_count = &predicted_count_[at(layer, 0, 0)],
-                            .predicted_stride = c.resident_blocks,
-                            .spread = &spread_[at(layer, 0, 0)],
-                            .budget = policy_->budget(),
-                            .fetches = fetches_.data(),
-                            .fetch_count = fetch_count_.data(),
-                            .wanted = wanted_.data(),
-                            .wanted_count = wanted_count_.data(),
-                            .fetch_stride = c.resident_blocks,
-                            .list = next_list_.data(),
-                            .list_count = next_list_count_.data(),
-                            .list_stride = list_stride_,
-                            .stats = select_stats_.data()});
+  rules_.select(rules_stream_, {.items = c.max_sequences,
+                                .kv_heads = c.shape.kv_heads,
+                                .item = items_.data(),
+                                .predicted = &predicted_[at(layer, 0, 0) * stride],
+                                .predicted_scores = predicted_scores_.data(),
+                                .predicted_count = &predicted_count_[at(layer, 0, 0)],
+                                .predicted_stride = c.resident_blocks,
+                                .spread = &spread_[at(layer, 0, 0)],
+                                .budget = policy_->budget(),
+                                .fetches = fetches_.data(),
+                                .fetch_count = fetch_count_.data(),
+                                .wanted = wanted_.data(),
+                                .wanted_count = wanted_count_.data(),
+                                .fetch_stride = c.resident_blocks,
+                                .list = next_list_.data(),
+                                .list_count = next_list_count_.data(),
+                                .list_stride = list_stride_,
+                                .stats = select_stats_.data()});
   std::vector<kv::PartKey> wanted;
   for (const StepSequence& st : steps_) {
     Sequence& s = seq(st.sequence);
@@ -437,6 +448,7 @@ void KvCore::publish(int32_t layer) {
     stats_.blocks += static_cast<int64_t>(plan.size());
     stats_.bytes += static_cast<int64_t>(plan.size()) * config_.shape.block_head_bytes();
   }
+  if (!plan.empty()) stream_.synchronize();
   transfer_->publish(layer, step_, std::move(plan));
 }
 

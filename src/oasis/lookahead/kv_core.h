@@ -133,6 +133,7 @@ class KvCore {
   void allocate_state();
 
   // Index of (layer, sequence, head) in the arrays below.
+  Device& rules_device() { return rules_device_ ? *rules_device_ : device_; }
   size_t at(int32_t layer, int32_t sequence, int32_t head) const {
     return (static_cast<size_t>(layer) * static_cast<size_t>(config_.max_sequences) + static_cast<size_t>(sequence)) *
                static_cast<size_t>(config_.shape.kv_heads) +
@@ -158,6 +159,7 @@ class KvCore {
   void attend_row_lists(int32_t layer, const float* q, float* out);
   // kv_core_trace.cc
   void trace_rows(int32_t layer);
+  void trace_scores(std::vector<float>& to, const float* from, int32_t count);
   void trace_select(int32_t layer);
   // kv_core_sequence.cc
   int32_t take_page();
@@ -166,7 +168,13 @@ class KvCore {
                  int32_t predicted_step);
   Status seal_prompt(Sequence& s, int32_t layer, const kernels::PoolView& workspace);
   void rank_prompt(int32_t sequence, int32_t layer, const float* q_next);
-  void copy_block_head(int32_t layer, const kernels::PoolView& from, int32_t from_page, int32_t to_page, int32_t head);
+  void plan_copy(int32_t layer, const kernels::PoolView& from, int32_t from_page, int32_t to_page, int32_t head);
+  void run_copies(int64_t bytes);
+  // Queries that score, gathered side by side: begin_scoring, add_scoring a row, then q_scoring() once.
+  void begin_scoring() { scoring_rows_.clear(); }
+  int32_t scoring_rows() const { return static_cast<int32_t>(scoring_rows_.size()); }
+  void add_scoring(const float* row);
+  const float* q_scoring();
   void set_list(int32_t layer, int32_t sequence, int32_t head, std::span<const int32_t> blocks);
   void become_sparse(int32_t sequence);
   // kv_core_preempt.cc
@@ -178,10 +186,15 @@ class KvCore {
   void fill_present(int32_t layer);
   void take_errors();
 
+  Device& device_;
   CoreConfig config_;
   kv::HomeStore& homes_;
   const kernels::Kernels& kernels_;
   Stream& stream_;
+  // Head maps, lists and plans are host memory here: the ops that follow the rules run on the CPU for any device.
+  std::unique_ptr<Device> rules_device_;  // null: the device itself is the CPU
+  const kernels::Kernels& rules_;
+  Stream& rules_stream_;
   kv::PagePool pages_;
   kv::SummaryPool summaries_;
   std::unique_ptr<FetchPolicy> policy_;
@@ -216,7 +229,9 @@ class KvCore {
   // Scratch of one layer, [max_sequences, kv_heads, ..] unless said otherwise.
   std::vector<kernels::BlockTable> tables_;
   std::vector<int32_t> row_pages_, seal_pages_;
-  std::vector<float> q_scoring_, scores_, predicted_scores_;
+  Buffer scores_, q_scoring_;  // on the device: [max_sequences, kv_heads, max_blocks]; rows of the step
+  std::vector<kernels::Copy> scoring_rows_;
+  std::vector<float> predicted_scores_;
   std::vector<int32_t> top_, top_count_;  // agreement and exact rows
   std::vector<kernels::SelectItem> items_;
   std::vector<kernels::Fetch> fetches_, wanted_;
@@ -224,8 +239,9 @@ class KvCore {
   std::vector<kernels::ListEntry> next_list_;
   std::vector<int32_t> next_list_count_;
   std::vector<uint8_t> present_;  // [max_sequences, max_blocks]
+  std::vector<kernels::Copy> copies_;
   // exact: one group a verified row
-  std::vector<float> row_scores_;  // [groups, kv_heads, max_blocks]
+  Buffer row_scores_;  // on the device: [groups, kv_heads, max_blocks]
   std::vector<int32_t> group_row_begin_, group_sequence_, row_top_, row_top_count_, demand_, demand_count_;
   std::vector<kernels::ListEntry> row_list_;  // [groups, kv_heads, list_stride]
   std::vector<int32_t> row_list_count_;

@@ -13,7 +13,7 @@ void KvCore::rank_verified_rows(int32_t layer, const float* q) {
   const auto& c = config_;
   const int64_t width = int64_t{c.shape.kv_heads} * c.q_per_kv * c.shape.head_dim;
   group_row_begin_.clear(), group_sequence_.clear();
-  q_scoring_.clear();
+  begin_scoring();
   std::vector<int32_t> candidates, begin, table, block, summary;
   std::vector<const int32_t*> pages;
   for (const StepSequence& st : steps_) {
@@ -23,10 +23,10 @@ void KvCore::rank_verified_rows(int32_t layer, const float* q) {
     for (int32_t r = 0; r < groups; ++r) {
       group_row_begin_.push_back(first + r);
       group_sequence_.push_back(st.sequence);
-      begin.push_back(static_cast<int32_t>(static_cast<int64_t>(q_scoring_.size()) / width));
+      begin.push_back(scoring_rows());
       candidates.push_back(s.sparse ? block_of(s.position + r) : 0);
       pages.push_back(nullptr);
-      if (s.sparse) q_scoring_.insert(q_scoring_.end(), q + (first + r) * width, q + (first + r + 1) * width);
+      if (s.sparse) add_scoring(q + (first + r) * width);
     }
     // A block that is complete before the last verified row without being final: at most one, since block size > draft
     // rows.
@@ -39,15 +39,15 @@ void KvCore::rank_verified_rows(int32_t layer, const float* q) {
     for (int32_t r = 0; r < groups; ++r) pages[pages.size() - 1 - static_cast<size_t>(r)] = s.summary_pages.data();
   }
   group_row_begin_.push_back(static_cast<int32_t>(positions_.size()));
-  begin.push_back(static_cast<int32_t>(static_cast<int64_t>(q_scoring_.size()) / width));
+  begin.push_back(scoring_rows());
   if (!block.empty()) {
     seal_pages_.resize(block.size() * static_cast<size_t>(c.shape.kv_heads));
-    kernels_.locate(stream_, {.tables = tables_.data(),
-                              .table = table.data(),
-                              .block = block.data(),
-                              .rows = static_cast<int64_t>(block.size()),
-                              .kv_heads = c.shape.kv_heads,
-                              .pages = seal_pages_.data()});
+    rules_.locate(rules_stream_, {.tables = tables_.data(),
+                                  .table = table.data(),
+                                  .block = block.data(),
+                                  .rows = static_cast<int64_t>(block.size()),
+                                  .kv_heads = c.shape.kv_heads,
+                                  .pages = seal_pages_.data()});
     kernels_.seal(stream_, {.pool = pages_.view(layer),
                             .block_size = c.shape.block_size,
                             .head_dim = c.shape.head_dim,
@@ -61,8 +61,6 @@ void KvCore::rank_verified_rows(int32_t layer, const float* q) {
   const auto groups = static_cast<int64_t>(candidates.size());
   const auto heads = static_cast<size_t>(c.shape.kv_heads);
   const auto n = static_cast<size_t>(groups) * heads;
-  if (row_scores_.size() < n * static_cast<size_t>(c.max_blocks))
-    row_scores_.resize(n * static_cast<size_t>(c.max_blocks));
   row_top_.resize(n * static_cast<size_t>(c.attend_blocks));
   row_top_count_.resize(n);
   kernels_.score(stream_, {.summaries = summaries_.view(layer),
@@ -73,11 +71,11 @@ void KvCore::rank_verified_rows(int32_t layer, const float* q) {
                            .row_begin = begin.data(),
                            .candidates = candidates.data(),
                            .summary_pages = pages.data(),
-                           .q = q_scoring_.data(),
+                           .q = q_scoring(),
                            .q_stride = width,
-                           .scores = row_scores_.data(),
+                           .scores = row_scores_.as<float>(),
                            .score_stride = c.max_blocks});
-  kernels_.topk(stream_, {.scores = row_scores_.data(),
+  kernels_.topk(stream_, {.scores = row_scores_.as<float>(),
                           .score_stride = c.max_blocks,
                           .candidates = candidates.data(),
                           .items = groups,
@@ -144,20 +142,21 @@ void KvCore::fetch_demand(int32_t layer) {
     }
     g = end;
   }
-  kernels_.demand(stream_, {.items = c.max_sequences,
-                            .kv_heads = c.shape.kv_heads,
-                            .item = items_.data(),
-                            .predicted = demand_.data(),
-                            .predicted_count = demand_count_.data(),
-                            .predicted_stride = c.resident_blocks,
-                            .fetches = fetches_.data(),
-                            .fetch_count = fetch_count_.data(),
-                            .fetch_stride = c.resident_blocks});
+  rules_.demand(rules_stream_, {.items = c.max_sequences,
+                                .kv_heads = c.shape.kv_heads,
+                                .item = items_.data(),
+                                .predicted = demand_.data(),
+                                .predicted_count = demand_count_.data(),
+                                .predicted_stride = c.resident_blocks,
+                                .fetches = fetches_.data(),
+                                .fetch_count = fetch_count_.data(),
+                                .fetch_stride = c.resident_blocks});
   auto items = fetch_items(layer, fetches_.data(), fetch_count_.data());
   if (items.empty()) return;
   stats_.demand += static_cast<int64_t>(items.size());
   stats_.blocks += static_cast<int64_t>(items.size());
   stats_.bytes += static_cast<int64_t>(items.size()) * c.shape.block_head_bytes();
+  stream_.synchronize();
   transfer_->run_now(std::move(items));
 }
 

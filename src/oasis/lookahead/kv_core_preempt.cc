@@ -33,7 +33,8 @@ SavedSequence KvCore::save(int32_t sequence) {
       for (int32_t b = s.sealed; b < saved.open_end; ++b) {
         const int32_t slot = s.sparse ? map.slot_of_block[b] : b;
         const std::byte* from = pages_.view(l).k(s.page_of_slot[static_cast<size_t>(slot)], h, 0);
-        saved.open_blocks.insert(saved.open_blocks.end(), from, from + bytes);
+        saved.open_blocks.resize(saved.open_blocks.size() + bytes);
+        stream_.copy(saved.open_blocks.data() + saved.open_blocks.size() - bytes, from, bytes);
       }
     }
   }
@@ -83,10 +84,11 @@ Status KvCore::restore(int32_t sequence, SavedSequence& saved) {
       }
       for (int32_t b = s.sealed; b < saved.open_end; ++b, open += bytes) {
         const int32_t slot = s.sparse ? maps_[i].slot_of_block[b] : b;
-        std::memcpy(pages_.view(l).k(s.page_of_slot[static_cast<size_t>(slot)], h, 0), open, bytes);
+        stream_.copy(pages_.view(l).k(s.page_of_slot[static_cast<size_t>(slot)], h, 0), open, bytes);
       }
     }
     stats_.warm_blocks += static_cast<int64_t>(items.size());
+    stream_.synchronize();
     transfer_->run_now(std::move(items));
   }
   take_errors();

@@ -8,10 +8,14 @@
 namespace oasis::lookahead {
 
 KvCore::KvCore(Device& device, CoreConfig config, kv::HomeStore& homes, kv::PagePool pages, kv::SummaryPool summaries)
-    : config_(std::move(config)),
+    : device_(device),
+      config_(std::move(config)),
       homes_(homes),
       kernels_(kernels::kernels_for(device.backend())),
       stream_(device.foreground()),
+      rules_device_(device.backend() == Backend::kCpu ? nullptr : make_cpu_device(0)),
+      rules_(kernels::kernels_for(Backend::kCpu)),
+      rules_stream_(rules_device_ ? rules_device_->foreground() : device.foreground()),
       pages_(std::move(pages)),
       summaries_(std::move(summaries)),
       policy_(make_policy(config_)),
@@ -25,7 +29,18 @@ Result<std::unique_ptr<KvCore>> KvCore::create(Device& device, CoreConfig config
   OASIS_ASSIGN_OR_RETURN(auto pages, kv::PagePool::create(device, config.shape, config.pages));
   OASIS_ASSIGN_OR_RETURN(auto summaries, kv::SummaryPool::create(device, config.shape, config.summary_pages));
   std::unique_ptr<KvCore> core(new KvCore(device, std::move(config), homes, std::move(pages), std::move(summaries)));
-  OASIS_ASSIGN_OR_RETURN(core->map_memory_, device.allocate(map_bytes(core->config_)));
+  const CoreConfig& c = core->config_;
+  OASIS_ASSIGN_OR_RETURN(core->map_memory_, core->rules_device().allocate(static_cast<size_t>(map_bytes(c))));
+  const auto heads = static_cast<size_t>(c.max_sequences) * static_cast<size_t>(c.shape.kv_heads);
+  const auto rows = static_cast<size_t>(c.max_sequences) * static_cast<size_t>(1 + c.max_draft_rows);
+  const auto width = static_cast<size_t>(c.shape.kv_heads) * static_cast<size_t>(c.q_per_kv * c.shape.head_dim);
+  const size_t score_bytes = heads * static_cast<size_t>(c.max_blocks) * sizeof(float);
+  OASIS_ASSIGN_OR_RETURN(core->scores_, device.allocate(score_bytes));
+  OASIS_ASSIGN_OR_RETURN(core->q_scoring_, device.allocate(rows * width * sizeof(float)));
+  if (c.fetch == FetchMode::kExact) {
+    const auto groups = static_cast<size_t>(c.max_draft_rows) + 1;
+    OASIS_ASSIGN_OR_RETURN(core->row_scores_, device.allocate(groups * score_bytes));
+  }
   core->allocate_state();
   return core;
 }
@@ -66,7 +81,6 @@ void KvCore::allocate_state() {
   tables_.resize(sequences), items_.resize(sequences);
   row_begin_.resize(sequences + 1), first_row_.resize(sequences);
   candidates_.resize(sequences), switching_.resize(sequences), verified_.resize(sequences);
-  scores_.resize(one * static_cast<size_t>(c.max_blocks));
   top_.resize(one * resident), predicted_scores_.resize(one * resident), top_count_.resize(one);
   fetches_.resize(one * resident), wanted_.resize(one * resident);
   fetch_count_.resize(one), wanted_count_.resize(one), select_stats_.resize(one * 4);
@@ -229,7 +243,7 @@ Status KvCore::load_prefix(int32_t sequence, int32_t layer, const PrefillKv& kv)
   const int64_t run = int64_t{shape.block_size} * shape.head_dim;  // elements of a block-head's K
   const auto piece = static_cast<int32_t>(std::max<int64_t>(1, homes_.tier().pinnable_parts() / 4));
   for (int32_t first = 0; first < s.prefix_blocks; first += piece) {
-    std::vector<kv::PartKey> parts;
+    std::vector<kv::PartKey> parts, acquired;
     for (int32_t b = first; b < std::min(s.prefix_blocks, first + piece); ++b) {
       parts.push_back({s.homes[static_cast<size_t>(b)], layer});
     }
@@ -238,16 +252,19 @@ Status KvCore::load_prefix(int32_t sequence, int32_t layer, const PrefillKv& kv)
     const Status status = ticket.wait();
     for (size_t i = 0; i < parts.size(); ++i) {
       if (const std::byte* from = homes_.tier().acquire(parts[i])) {
+        acquired.push_back(parts[i]);
         for (int32_t h = 0; h < shape.kv_heads; ++h) {
-          const auto* source = reinterpret_cast<const bf16*>(from + h * shape.block_head_bytes());
+          const std::byte* source = from + h * shape.block_head_bytes();
           const int64_t to = h * kv.kv_head_stride + (first + static_cast<int64_t>(i)) * run;
-          std::copy_n(source, run, kv.k + to);
-          std::copy_n(source + run, run, kv.v + to);
+          copies_.push_back({source, reinterpret_cast<std::byte*>(kv.k + to)});
+          copies_.push_back({source + run * 2, reinterpret_cast<std::byte*>(kv.v + to)});
         }
-        homes_.tier().release(parts[i]);
       }
-      homes_.tier().release(parts[i]);  // the ticket's own pin
     }
+    run_copies(run * 2);
+    stream_.synchronize();
+    for (const kv::PartKey& part : acquired) homes_.tier().release(part);
+    for (const kv::PartKey& part : parts) homes_.tier().release(part);  // the ticket's own pins
     OASIS_RETURN_IF_ERROR(status);
   }
   return {};
@@ -266,8 +283,9 @@ Status KvCore::finish_layer(int32_t sequence, int32_t layer, const PrefillKv& kv
   if (!s.sparse) {
     for (int32_t b = 0; b < static_cast<int32_t>(s.page_of_slot.size()); ++b) {
       for (int32_t h = 0; h < shape.kv_heads; ++h)
-        copy_block_head(layer, workspace, b, s.page_of_slot[static_cast<size_t>(b)], h);
+        plan_copy(layer, workspace, b, s.page_of_slot[static_cast<size_t>(b)], h);
     }
+    run_copies(shape.block_head_bytes() / 2);
     return {};
   }
   rank_prompt(sequence, layer, q_next);
@@ -279,10 +297,11 @@ Status KvCore::finish_layer(int32_t sequence, int32_t layer, const PrefillKv& kv
     for (int32_t slot = 0; slot < config_.slots(); ++slot) {
       const int32_t b = map.block_of_slot[slot];
       if (b < 0 || b > block_of(s.position - 1)) continue;  // free, or open and not begun
-      copy_block_head(layer, workspace, b, s.page_of_slot[static_cast<size_t>(slot)], h);
+      plan_copy(layer, workspace, b, s.page_of_slot[static_cast<size_t>(slot)], h);
       stats_.warm_blocks += b < s.sealed;
     }
   }
+  run_copies(shape.block_head_bytes() / 2);
   return {};
 }
 
@@ -316,6 +335,7 @@ Status KvCore::seal_prompt(Sequence& s, int32_t layer, const kernels::PoolView& 
                             .summary_pages = &s.summary_pages[static_cast<size_t>(first)],
                             .homes = homes.data(),
                             .home_head_stride = shape.block_head_bytes()});
+    stream_.synchronize();
     for (size_t i = 0; i < homes.size(); ++i) {
       homes_.tier().end_write({s.homes[static_cast<size_t>(first) + i], layer});
     }
@@ -342,15 +362,15 @@ void KvCore::rank_prompt(int32_t sequence, int32_t layer, const float* q_next) {
                            .summary_pages = &pages,
                            .q = q_next,
                            .q_stride = width,
-                           .scores = scores_.data(),
+                           .scores = scores_.as<float>(),
                            .score_stride = c.max_blocks});
   if (keep_traces_) {
     for (int32_t h = 0; h < c.shape.kv_heads; ++h) {
-      const float* from = &scores_[static_cast<size_t>(h) * static_cast<size_t>(c.max_blocks)];
-      traces_[at(layer, sequence, h)] = {.scores = {from, from + s.sealed}};
+      traces_[at(layer, sequence, h)] = {};
+      trace_scores(traces_[at(layer, sequence, h)].scores, scores_.as<float>() + int64_t{h} * c.max_blocks, s.sealed);
     }
   }
-  kernels_.topk(stream_, {.scores = scores_.data(),
+  kernels_.topk(stream_, {.scores = scores_.as<float>(),
                           .score_stride = c.max_blocks,
                           .candidates = &s.sealed,
                           .items = 1,
@@ -362,12 +382,17 @@ void KvCore::rank_prompt(int32_t sequence, int32_t layer, const float* q_next) {
                           .count = &top_count_[i]});
 }
 
-void KvCore::copy_block_head(int32_t layer, const kernels::PoolView& from, int32_t from_page, int32_t to_page,
-                             int32_t head) {
+// A block-head is copied in two runs: `from` may keep K and V apart.
+void KvCore::plan_copy(int32_t layer, const kernels::PoolView& from, int32_t from_page, int32_t to_page, int32_t head) {
   const kernels::PoolView to = pages_.view(layer);
-  const size_t run = static_cast<size_t>(config_.shape.block_head_bytes()) / 2;
-  std::memcpy(to.k(to_page, head, 0), from.k(from_page, head, 0), run);
-  std::memcpy(to.v(to_page, head, 0), from.v(from_page, head, 0), run);
+  copies_.push_back({from.k(from_page, head, 0), to.k(to_page, head, 0)});
+  copies_.push_back({from.v(from_page, head, 0), to.v(to_page, head, 0)});
+}
+
+// Does what is planned in copies_, `bytes` each.
+void KvCore::run_copies(int64_t bytes) {
+  kernels_.gather(stream_, {.copies = copies_.data(), .count = static_cast<int64_t>(copies_.size()), .bytes = bytes});
+  copies_.clear();
 }
 
 // The map of a sequence that becomes sparse: the ranked blocks are resident, the first K of them are P with
@@ -474,11 +499,12 @@ void KvCore::become_sparse(int32_t sequence) {
       for (int32_t slot = 0; slot < slots; ++slot) {
         const int32_t b = maps_[i].block_of_slot[slot];
         if (b < 0 || b == slot || b >= owned) continue;
-        copy_block_head(l, pages_.view(l), s.page_of_slot[static_cast<size_t>(b)],
-                        s.page_of_slot[static_cast<size_t>(slot)], h);
+        plan_copy(l, pages_.view(l), s.page_of_slot[static_cast<size_t>(b)], s.page_of_slot[static_cast<size_t>(slot)],
+                  h);
       }
     }
   }
+  run_copies(config_.shape.block_head_bytes() / 2);
   --s.position;
   for (int32_t b = slots; b < owned; ++b) pages_.allocator().unref(s.page_of_slot[static_cast<size_t>(b)], step_);
   s.page_of_slot.resize(static_cast<size_t>(std::min(owned, slots)));

@@ -12,6 +12,11 @@ std::vector<int32_t> blocks_of(const kernels::Fetch* fetches, int32_t count) {
 
 }  // namespace
 
+void KvCore::trace_scores(std::vector<float>& to, const float* from, int32_t count) {
+  to.resize(static_cast<size_t>(count));
+  stream_.copy(to.data(), from, to.size() * sizeof(float));
+}
+
 // exact: after the demand and the rows' lists, before select.
 void KvCore::trace_rows(int32_t layer) {
   const auto heads = static_cast<size_t>(config_.shape.kv_heads);
@@ -31,10 +36,10 @@ void KvCore::trace_rows(int32_t layer) {
     if (!s.sparse) continue;
     const int32_t row = group_row_begin_[g] - first_row_[static_cast<size_t>(group_sequence_[g])];
     for (size_t h = 0; h < heads; ++h) {
-      const float* scores = &row_scores_[(g * heads + h) * static_cast<size_t>(config_.max_blocks)];
+      const float* scores = row_scores_.as<float>() + (g * heads + h) * static_cast<size_t>(config_.max_blocks);
       const kernels::ListEntry* list = &row_list_[(g * heads + h) * static_cast<size_t>(list_stride_)];
       HeadTrace& t = traces_[at(layer, group_sequence_[g], static_cast<int32_t>(h))];
-      t.row_scores.emplace_back(scores, scores + block_of(s.position + row));
+      trace_scores(t.row_scores.emplace_back(), scores, block_of(s.position + row));
       auto& blocks = t.row_lists.emplace_back();
       for (int32_t j = 0; j < row_list_count_[g * heads + h]; ++j) blocks.push_back(list[j].block);
     }

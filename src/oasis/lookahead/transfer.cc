@@ -159,7 +159,7 @@ void Transfer::finish(Plan& plan, const Status& status) {
   std::vector<kv::PartKey> acquired;
   copies.reserve(plan.items.size());
   for (const TransferItem& item : plan.items) {
-    if (config_.hooks.poison) std::fill_n(item.to, config_.shape.block_head_bytes(), std::byte{0xff});
+    if (config_.hooks.poison) stream_->fill(item.to, 0xff, static_cast<size_t>(config_.shape.block_head_bytes()));
     const std::byte* part = tier_.acquire(item.part);
     if (!part) {
       std::lock_guard lock(mutex_);
@@ -169,6 +169,7 @@ void Transfer::finish(Plan& plan, const Status& status) {
     acquired.push_back(item.part);
     copies.push_back({.from = part + item.offset, .to = item.to});
   }
+  if (config_.hooks.poison) stream_->synchronize();
   kernels_.gather(*stream_, {.copies = copies.data(),
                              .count = static_cast<int64_t>(copies.size()),
                              .bytes = config_.shape.block_head_bytes()});

@@ -24,10 +24,14 @@ Result<Transformer> Transformer::create(Device& device, const Checkpoint& checkp
     return invalid_argument("a transformer for {} rows a call: the limit is 1 to {}", max_rows, int64_t{1} << 20);
   Transformer t;
   t.config_ = &checkpoint.config();
-  t.weights_ = &checkpoint.weights();
+  OASIS_ASSIGN_OR_RETURN(auto weights, DeviceWeights::create(device, checkpoint.weights()));
+  t.device_weights_ = std::make_unique<DeviceWeights>(std::move(weights));
+  t.weights_ = &t.device_weights_->weights();
   t.k_ = &kernels::kernels_for(device.backend());
   t.max_rows_ = max_rows;
-  t.frequencies_ = rope_frequencies(t.config_->rope, t.config_->head_dim);
+  const std::vector<double> frequencies = rope_frequencies(t.config_->rope, t.config_->head_dim);
+  OASIS_ASSIGN_OR_RETURN(t.frequencies_, device.allocate(frequencies.size() * sizeof(double)));
+  device.foreground().copy(t.frequencies_.data(), frequencies.data(), t.frequencies_.bytes());
   t.rope_scale_ = rope_attention_scale(t.config_->rope);
   OASIS_ASSIGN_OR_RETURN(t.scratch_, device.allocate(static_cast<size_t>(scratch_bytes(*t.config_, max_rows))));
   t.normed_ = t.scratch_.as<float>();
@@ -40,7 +44,7 @@ void Transformer::embed(Stream& stream, const int32_t* ids, int64_t rows, float*
 }
 
 void Transformer::rope_table(Stream& stream, const int32_t* positions, int64_t rows, float* cos_sin) {
-  k_->rope_table(stream, {.frequencies = frequencies_.data(),
+  k_->rope_table(stream, {.frequencies = frequencies_.as<double>(),
                           .scale = rope_scale_,
                           .positions = positions,
                           .rows = rows,

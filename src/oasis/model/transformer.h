@@ -3,11 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "oasis/device/device.h"
 #include "oasis/kernels/kernels.h"
-#include "oasis/model/checkpoint.h"
+#include "oasis/model/device_weights.h"
 
 namespace oasis::model {
 
@@ -23,6 +23,8 @@ class Transformer {
   const ModelConfig& config() const { return *config_; }
   int64_t max_rows() const { return max_rows_; }
   int64_t scratch_bytes() const { return static_cast<int64_t>(scratch_.bytes()); }
+  // The weights where the device has them, and room for more beside them.
+  DeviceWeights& device_weights() { return *device_weights_; }
 
   // x[r] = embedding of ids[r]. [rows, hidden]
   void embed(Stream&, const int32_t* ids, int64_t rows, float* x);
@@ -45,10 +47,11 @@ class Transformer {
   const float* norm(Stream&, std::span<const float> weight, const float* x, int64_t rows);
 
   const ModelConfig* config_ = nullptr;
-  const ModelWeights* weights_ = nullptr;
+  std::unique_ptr<DeviceWeights> device_weights_;
+  const ModelWeights* weights_ = nullptr;  // of device_weights_
   const kernels::Kernels* k_ = nullptr;
   int64_t max_rows_ = 0;
-  std::vector<double> frequencies_;  // [head_dim / 2], scaling applied
+  Buffer frequencies_;  // doubles [head_dim / 2], scaling applied
   float rope_scale_ = 1;
   Buffer scratch_;
   float* normed_ = nullptr;  // in scratch_: [max_rows, hidden]

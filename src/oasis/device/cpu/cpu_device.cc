@@ -23,6 +23,7 @@ class ForegroundStream : public Stream {
   void enqueue(std::function<void()> work) override { work(); }
   void synchronize() override {}
   void copy(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void fill(void* to, uint8_t byte, size_t bytes) override { std::memset(to, byte, bytes); }
   ThreadPool& pool() override { return pool_; }
 
  private:
@@ -55,6 +56,9 @@ class WorkerStream : public Stream {
   void copy(void* to, const void* from, size_t bytes) override {
     synchronize();
     std::memcpy(to, from, bytes);
+  }
+  void fill(void* to, uint8_t byte, size_t bytes) override {
+    enqueue([=] { std::memset(to, byte, bytes); });
   }
   ThreadPool& pool() override { return pool_; }
 

@@ -113,9 +113,9 @@ __global__ void __launch_bounds__(kThreads) prefill_kernel(PrefillAttentionParam
     }
 #pragma unroll
     for (int j = 0; j < kKeys / 16; ++j) {
-      const uint32_t a[4] = {pack_bf16(logits[2 * j][0], logits[2 * j][1]), pack_bf16(logits[2 * j][2], logits[2 * j][3]),
-                             pack_bf16(logits[2 * j + 1][0], logits[2 * j + 1][1]),
-                             pack_bf16(logits[2 * j + 1][2], logits[2 * j + 1][3])};
+      const uint32_t a[4] = {
+          pack_bf16(logits[2 * j][0], logits[2 * j][1]), pack_bf16(logits[2 * j][2], logits[2 * j][3]),
+          pack_bf16(logits[2 * j + 1][0], logits[2 * j + 1][1]), pack_bf16(logits[2 * j + 1][2], logits[2 * j + 1][3])};
 #pragma unroll
       for (int c = 0; c < D / 16; ++c) {
         uint32_t b[4];  // keys 16 j .. 16 j + 15, columns 16 c .. + 7 and .. + 15
@@ -166,12 +166,18 @@ void prefill_attention_cuda(Stream& stream, const PrefillAttentionParams& params
   p.k = staging.in(p.k, kv);
   p.v = staging.in(p.v, kv);
   switch (p.head_dim) {
-    case 16: return launch<16>(s, p);
-    case 64: return launch<64>(s, p);
-    case 80: return launch<80>(s, p);
-    case 96: return launch<96>(s, p);
-    case 128: return launch<128>(s, p);
-    case 256: return launch<256>(s, p);
+    case 16:
+      return launch<16>(s, p);
+    case 64:
+      return launch<64>(s, p);
+    case 80:
+      return launch<80>(s, p);
+    case 96:
+      return launch<96>(s, p);
+    case 128:
+      return launch<128>(s, p);
+    case 256:
+      return launch<256>(s, p);
   }
   OASIS_CHECK(false, "head_dim {}: the GPU's prefill attention takes 16, 64, 80, 96, 128 or 256", p.head_dim);
 }

@@ -1,0 +1,37 @@
+// A model's weights where its device computes. The CPU uses them as they lie in their mapped files; a GPU gets a copy
+// of each matrix in bf16 (fp32 ones stay fp32), quantised ones unpacked on the way.
+#pragma once
+
+#include <map>
+#include <span>
+#include <vector>
+
+#include "oasis/device/device.h"
+#include "oasis/model/checkpoint.h"
+
+namespace oasis::model {
+
+class DeviceWeights {
+ public:
+  // Borrows the device. On the CPU the views stay those of the checkpoint, which must outlive this. Fails with the
+  // bytes that did not fit.
+  static Result<DeviceWeights> create(Device& device, const ModelWeights& weights);
+
+  const ModelWeights& weights() const { return weights_; }
+  int64_t bytes() const { return bytes_; }  // of the device's copies
+  // The device's copy of further weights (a draft head's), made once for each address: what a head borrows from its
+  // target is shared.
+  Result<WeightView> upload(const WeightView& view);
+  Result<std::span<const float>> upload(std::span<const float> values);
+
+ private:
+  explicit DeviceWeights(Device& device) : device_(&device) {}
+  Result<const void*> copy(const void* host, std::span<const std::byte> bytes);
+
+  Device* device_;
+  ModelWeights weights_;
+  std::map<const void*, Buffer> copies_;  // by host address
+  int64_t bytes_ = 0;
+};
+
+}  // namespace oasis::model
