@@ -141,8 +141,8 @@ __device__ __forceinline__ void add_partly_seen(Tile<kHeadDim>& t, const int32_t
   }
 }
 
-// Adds one tile of keys. `stage` holds it; `queries` is the warp's tile of queries in shared memory, which `in_registers`
-// holds too where they fit.
+// Adds one tile of keys. `stage` holds it; `queries` is the warp's tile of queries in shared memory, which
+// `in_registers` holds too where they fit.
 template <int kHeadDim>
 __device__ __forceinline__ void attend_tile(Tile<kHeadDim>& t, const Chunks& chunks, int tile, std::byte* stage,
                                             const std::byte* queries, const uint32_t (&in_registers)[kHeadDim / 16][4],
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend_splits(const AttentionCuda
   const int tiles = (chunks.count + 1) / 2;
   for (int tile = 0, stage = 0; tile < tiles; ++tile) {
     cp_async_wait<L::kStages - 2>();  // this thread's part of the tile is there,
-    __syncthreads();                    // everyone's is, and everyone is done with the stage before
+    __syncthreads();                  // everyone's is, and everyone is done with the stage before
     const int behind = stage == 0 ? L::kStages - 1 : stage - 1;
     load_tile<kHeadDim, kWarps>(p, chunks, slots, tile + L::kStages - 1, shared + behind * L::kStageBytes);
     if (active) {
@@ -368,8 +368,8 @@ void launch_splits(const AttentionCudaArgs& a, int tiles, cudaStream_t stream) {
   const int64_t ctas = a.p.groups * a.p.kv_heads * a.splits * tile_groups;
   OASIS_CHECK(ctas <= INT_MAX, "{} lists of {} splits are too many for one launch", a.p.groups * a.p.kv_heads,
               a.splits);
-  OASIS_CUDA_CHECK(cudaFuncSetAttribute(attend_splits<kHeadDim, kWarps>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        kBytes));
+  OASIS_CUDA_CHECK(
+      cudaFuncSetAttribute(attend_splits<kHeadDim, kWarps>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   attend_splits<kHeadDim, kWarps><<<static_cast<unsigned>(ctas), 32 * kWarps, kBytes, stream>>>(a, tile_groups);
 }
 
