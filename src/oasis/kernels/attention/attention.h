@@ -10,15 +10,18 @@ namespace oasis::kernels {
 
 // Consecutive rows that attend the same blocks form a group; a group has one list a KV head. Keys are stored after
 // RoPE, so order carries no meaning, but lists are in ascending logical block order, the sum runs in that order, and
-// partial sums are split at fixed logical borders (kSplitBlocks). A key at position block * block_size + i is seen by
+// partial sums are split at fixed borders: of logical blocks on the CPU (kSplitBlocks), of list entries on CUDA
+// (kCudaSplitEntries). A key at position block * block_size + i is seen by
 // rows at that position and after it. Softmax scale 1/sqrt(head_dim). A row that sees no key at all gets zeros.
 //
 // The result of a (row, head) depends only on its q, its list's blocks and their contents: not on pages, on other rows
 // or on the number of threads (bit for bit on one machine).
 //
 // head_dim and block_size are multiples of 16, slots are bf16. Memory of tokens that no row sees is not used, it may
-// hold NaN. With AVX-512 the queries are rounded to bf16: a logit is off by at most 2^-9 of sum |q_i k_i| /
-// sqrt(head_dim); all else, and the other instruction sets, is fp32.
+// hold NaN. With AVX-512 and on CUDA the queries are rounded to bf16: a logit is off by at most 2^-9 of sum |q_i k_i| /
+// sqrt(head_dim); on CUDA the softmax weights are rounded to bf16 as well. All else, and the other instruction sets, is
+// fp32. CUDA: head_dim is 64, 80, 96, 128 or 256, the pool lies in device memory, its address and strides are multiples
+// of 16.
 struct AttentionParams {
   PoolView pool;  // one layer
   int64_t block_size = 16;
@@ -27,6 +30,8 @@ struct AttentionParams {
   int64_t q_per_kv = 0;  // query heads a KV head (GQA group)
 
   int64_t groups = 0;
+  // CUDA: no group has more rows (sizes the grid and the scratch). 0: found in row_begin, which then is host memory.
+  int64_t max_group_rows = 0;
   const int32_t* row_begin = nullptr;    // [groups + 1], first row of each group
   const int32_t* positions = nullptr;    // [rows]; negative: masked row, its output is zero
   const ListEntry* entries = nullptr;    // [groups, kv_heads, list_stride]
@@ -40,6 +45,7 @@ struct AttentionParams {
 
   static constexpr int64_t kSplitBlocks =
       32;  // partial sums cover logical blocks [32 i, 32 i + 32), merged in ascending order
+  static constexpr int64_t kCudaSplitEntries = 16;  // on CUDA: list entries [16 i, 16 i + 16)
 };
 
 void attention_cpu(Stream& stream, const AttentionParams& params);

@@ -51,6 +51,9 @@ struct SelectParams {
   int64_t items = 0;
   int64_t kv_heads = 0;
   const SelectItem* item = nullptr;  // [items]
+  // CUDA, where `item` lies on the device: no item has more slots, nor more candidates (they size the scratch).
+  int32_t max_slots = 0;
+  int32_t max_blocks = 0;
 
   const int32_t* predicted = nullptr;       // [items, kv_heads, predicted_stride]: P in rank order
   const float* predicted_scores = nullptr;  // [items, kv_heads, predicted_stride]; needed where margin_threshold > -inf
