@@ -11,6 +11,7 @@
 
 #include "oasis/base/numeric.h"
 #include "oasis/kernels/attention/attention_ref.h"
+#include "oasis/kernels/backend_test_util.h"
 #include "oasis/kernels/cpu_features.h"
 
 namespace oasis::kernels {
@@ -55,6 +56,8 @@ std::vector<Case> cases() {
       {"block size 64", 64, 64, 2, 7, {{{2500, 2501, 2502}, range(0, 40, 2)}}},
       {"strided pool", 16, 64, 3, 3, {{{300, 301}, range(0, 19)}}, true},
       {"strided pool, block size 32, head_dim 80", 32, 80, 2, 6, {{{300, 301}, range(0, 10)}}, true},
+      {"three tiles of queries, head_dim 128", 16, 128, 2, 4, {{range(500, 509), range(0, 33)}, {{7}, {0}}}},
+      {"two tiles of queries, head_dim 256", 16, 256, 1, 8, {{{300, 301, 302}, range(0, 19)}}},
       {"large logits", 16, 64, 2, 4, {{{900, 901}, range(0, 57)}}, false, 12},
       {"q heads of 1 to 9 a group: 2", 16, 64, 1, 2, {{{30, 31}, {0, 1}}}},
       {"q heads of 1 to 9 a group: 6", 16, 64, 1, 6, {{{30, 31}, {0, 1}}}},
@@ -142,8 +145,14 @@ class Problem {
 
   // [rows, heads * head_dim]
   std::vector<float> result(int threads = 1) {
-    auto device = make_cpu_device(threads);
-    attention_cpu(device->foreground(), params);
+    Device& device = test_device(backend, threads);
+    AttentionParams p = params;
+    Buffer memory;
+    if (backend == Backend::kCuda) {
+      memory = copy_to(device, pool.data(), pool.size() * sizeof(bf16));
+      p.pool.base = memory.data();
+    }
+    kernels_for(backend).attention(device.foreground(), p);
     return rows_of(out);
   }
   std::vector<float> expected() {
@@ -161,6 +170,8 @@ class Problem {
     return rows;
   }
 
+  static inline Backend backend = Backend::kCpu;  // that all results come from
+
   Case case_;
   AttentionParams params;
   std::vector<bf16> pool;
@@ -169,22 +180,35 @@ class Problem {
   std::vector<float> q, out;
 };
 
-class AttentionAtLevel : public testing::TestWithParam<CpuLevel> {
+// What computes: the GPU, or the CPU with an instruction set.
+struct Target {
+  Backend backend;
+  CpuLevel level = CpuLevel::kPortable;
+};
+
+class AttentionOn : public testing::TestWithParam<Target> {
  protected:
   void SetUp() override {
     before_ = cpu_level();
-    set_cpu_level(GetParam());
-    if (cpu_level() != GetParam()) GTEST_SKIP() << "this processor lacks the level";
+    OASIS_SKIP_WITHOUT(GetParam().backend);
+    Problem::backend = GetParam().backend;
+    if (Problem::backend == Backend::kCuda) return;
+    set_cpu_level(GetParam().level);
+    if (cpu_level() != GetParam().level) GTEST_SKIP() << "this processor lacks the level";
   }
-  void TearDown() override { set_cpu_level(before_); }
+  void TearDown() override {
+    set_cpu_level(before_);
+    Problem::backend = Backend::kCpu;
+  }
 
  private:
   CpuLevel before_;
 };
 
-TEST_P(AttentionAtLevel, EqualsSoftmaxAttentionInFp64) {
-  // Values are of size 1. AVX-512 rounds the scaled queries to bf16.
-  const double tolerance = GetParam() == CpuLevel::kAvx512 ? 1.5e-2 : 1e-5;
+TEST_P(AttentionOn, EqualsSoftmaxAttentionInFp64) {
+  // Values are of size 1. AVX-512 and the GPU round the queries to bf16, the GPU the weights too.
+  const bool rounds = GetParam().backend == Backend::kCuda || GetParam().level == CpuLevel::kAvx512;
+  const double tolerance = rounds ? 1.5e-2 : 1e-5;
   for (const Case& c : cases()) {
     SCOPED_TRACE(c.name);
     Problem problem(c);
@@ -199,7 +223,7 @@ TEST_P(AttentionAtLevel, EqualsSoftmaxAttentionInFp64) {
   }
 }
 
-TEST_P(AttentionAtLevel, GivesZerosToMaskedRowsAndToRowsThatSeeNoKey) {
+TEST_P(AttentionOn, GivesZerosToMaskedRowsAndToRowsThatSeeNoKey) {
   Problem problem({"", 16, 64, 1, 2, {{{5, -1, 40}, {1, 2}}, {{7}, {}}}});
   const std::vector<float> got = problem.result();
   const std::vector<float> zeros(128, 0.0f);
@@ -209,7 +233,7 @@ TEST_P(AttentionAtLevel, GivesZerosToMaskedRowsAndToRowsThatSeeNoKey) {
   EXPECT_EQ(std::vector<float>(got.begin() + 384, got.end()), zeros);
 }
 
-TEST_P(AttentionAtLevel, DoesNotDependOnTheNumberOfThreadsOrOnPages) {
+TEST_P(AttentionOn, DoesNotDependOnTheNumberOfThreadsOrOnPages) {
   for (const Case& c : {Case{"splits with gaps", 16, 64, 2, 4, {{{3000, 3001}, range(1, 188, 3)}}},
                         Case{"a batch", 32, 80, 2, 2, {{{17}, {0}}, {{1400, 1401}, range(0, 44)}, {{90}, {0, 2}}}}}) {
     SCOPED_TRACE(c.name);
@@ -221,7 +245,22 @@ TEST_P(AttentionAtLevel, DoesNotDependOnTheNumberOfThreadsOrOnPages) {
   }
 }
 
-TEST_P(AttentionAtLevel, OfARowDoesNotDependOnTheRowsBesideIt) {
+TEST_P(AttentionOn, OfAGroupDoesNotDependOnTheBatch) {
+  const Case batch{"", 16, 128, 2, 4, {{{17}, {0, 1}}, {{700, 701}, range(0, 44)}, {{90, 91, 92}, {0, 2, 4, 5}}}};
+  Problem together(batch), alone(batch);
+  const int64_t lists = 2, n = 2 * 4 * 128;
+  const std::vector<float> all = together.result();
+  alone.params.groups = 1;
+  alone.entries.erase(alone.entries.begin(), alone.entries.begin() + lists * alone.params.list_stride);
+  alone.entry_count.erase(alone.entry_count.begin(), alone.entry_count.begin() + lists);
+  alone.q.erase(alone.q.begin(), alone.q.begin() + alone.params.q_stride);
+  alone.row_begin = {0, 2};
+  alone.positions = {700, 701};
+  alone.bind();
+  EXPECT_EQ(alone.result(), std::vector<float>(all.begin() + n, all.begin() + 3 * n));
+}
+
+TEST_P(AttentionOn, OfARowDoesNotDependOnTheRowsBesideIt) {
   for (int64_t q_per_kv : {1, 3, 8}) {
     const Case together{"", 16, 80, 2, q_per_kv, {{range(505, 522), range(0, 33)}}};
     Problem problem(together);
@@ -241,7 +280,7 @@ TEST_P(AttentionAtLevel, OfARowDoesNotDependOnTheRowsBesideIt) {
   }
 }
 
-TEST_P(AttentionAtLevel, OfARowIsUntouchedByNanThatOnlyLaterRowsSee) {
+TEST_P(AttentionOn, OfARowIsUntouchedByNanThatOnlyLaterRowsSee) {
   const Case c{"", 16, 64, 1, 3, {{{35, 36, 37}, range(0, 3)}}};
   Problem clean(c), poisoned(c);
   const int32_t page = poisoned.entries[2].page;
@@ -252,20 +291,29 @@ TEST_P(AttentionAtLevel, OfARowIsUntouchedByNanThatOnlyLaterRowsSee) {
   EXPECT_TRUE(std::isnan(got[192]));
 }
 
-TEST_P(AttentionAtLevel, ShowsNanThatTheRowDoesSee) {
+TEST_P(AttentionOn, ShowsNanThatTheRowDoesSee) {
   Problem problem({"", 16, 64, 1, 1, {{{0}, range(0, 40)}}});
   std::fill_n(reinterpret_cast<bf16*>(problem.params.pool.k(problem.entries[0].page, 0, 0)), 64, bf16{0x7fc0});
   for (const float x : problem.result()) EXPECT_TRUE(std::isnan(x));
 }
 
-TEST_P(AttentionAtLevel, RefusesFp8Slots) {
+TEST_P(AttentionOn, RefusesFp8Slots) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a GPU's context does not survive a fork
   Problem problem(cases()[1]);
   problem.params.pool.type = KvType::kFp8E4M3;
   EXPECT_DEATH(problem.result(), "attention reads bf16 slots");
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels, AttentionAtLevel,
-                         testing::Values(CpuLevel::kPortable, CpuLevel::kAvx2, CpuLevel::kAvx512));
+std::string name_of(const testing::TestParamInfo<Target>& target) {
+  constexpr const char* kLevels[] = {"Portable", "Avx2", "Avx512"};
+  return target.param.backend == Backend::kCuda ? "Cuda" : kLevels[static_cast<int>(target.param.level)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, AttentionOn,
+                         testing::Values(Target{Backend::kCpu, CpuLevel::kPortable},
+                                         Target{Backend::kCpu, CpuLevel::kAvx2},
+                                         Target{Backend::kCpu, CpuLevel::kAvx512}, Target{Backend::kCuda}),
+                         name_of);
 
 }  // namespace
 }  // namespace oasis::kernels

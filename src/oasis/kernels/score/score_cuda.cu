@@ -47,8 +47,9 @@ struct Piece<KvType::kBf16> {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      sum = fmaf(w[2 * i], __uint_as_float(words[i] << 16), sum);
-      sum = fmaf(w[2 * i + 1], __uint_as_float(words[i] & 0xffff0000u), sum);
+      const uint32_t word = words[i];
+      sum = fmaf(w[2 * i], __uint_as_float(word << 16), sum);
+      sum = fmaf(w[2 * i + 1], __uint_as_float(word & 0xffff0000u), sum);
     }
     return sum;
   }
@@ -179,20 +180,20 @@ __global__ void __launch_bounds__(32 * kWarps, kHeadDim <= 128 ? 3 : 2) score_bl
     for (int block = begin + share * S::kBlocks; block < end; block += step) {
       page = next_page;
       next_page = pages[min(block + step + lane % S::kBlocks, end - 1)];
-      Piece<kType> pieces[kBatch][S::kPerLane];
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        const std::byte* rows_of = summaries + __shfl_sync(kAll, page, group * kBatch + b) * p.summaries.page_stride;
-#pragma unroll
-        for (int c = 0; c < S::kPerLane; ++c) {
-          const int index = c * S::kLanes + piece;
-          // Lanes without a piece read the last one; their weights are zero.
-          load<kHeadDim, kType, kWide>(pieces[b][c], rows_of, min(index, S::kPieces - 1));
-        }
-      }
       float best = 0;
+      // Further rows find the summaries in the L1 cache; to hold them in registers costs more.
 #pragma unroll 1
       for (int r = 0; r < count; ++r) {
+        Piece<kType> pieces[kBatch][S::kPerLane];
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) {
+          const std::byte* rows_of = summaries + __shfl_sync(kAll, page, group * kBatch + b) * p.summaries.page_stride;
+#pragma unroll
+          for (int c = 0; c < S::kPerLane; ++c) {
+            // Lanes without a piece read the last one; their weights are zero.
+            load<kHeadDim, kType, kWide>(pieces[b][c], rows_of, min(c * S::kLanes + piece, S::kPieces - 1));
+          }
+        }
         const float score = score_row<kHeadDim, kType>(pieces, weights + r * S::kRowFloats);
         best = r == 0 ? score : fmaxf(best, score);
       }

@@ -5,9 +5,11 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "oasis/base/numeric.h"
+#include "oasis/kernels/backend_test_util.h"
 #include "oasis/kernels/cpu_features.h"
 #include "oasis/kernels/score/score_ref.h"
 
@@ -21,6 +23,7 @@ struct Case {
   int64_t kv_heads = 3;
   std::vector<int32_t> rows = {1};  // an item each
   std::vector<int32_t> candidates = {470};
+  int64_t padding = 4;  // bytes behind a head's rows, so that rows lie where they lie
 };
 
 struct Inputs {
@@ -37,7 +40,7 @@ struct Inputs {
     std::normal_distribution<float> normal(0, 2);
     max_blocks = *std::max_element(c.candidates.begin(), c.candidates.end());
     const int64_t all = max_blocks * static_cast<int64_t>(c.candidates.size());
-    summary_bytes = (c.type == KvType::kBf16 ? 4 * c.d : 8 + 2 * c.d) + 4;  // 4: rows lie where they lie
+    summary_bytes = (c.type == KvType::kBf16 ? 4 * c.d : 8 + 2 * c.d) + c.padding;
     memory.resize(static_cast<size_t>(all * c.kv_heads * summary_bytes));
     for (auto& corner : corners) {
       corner.resize(static_cast<size_t>(all), std::vector<std::vector<double>>(static_cast<size_t>(c.kv_heads)));
@@ -89,22 +92,29 @@ struct Inputs {
         .base = memory.data(), .page_stride = c.kv_heads * summary_bytes, .head_stride = summary_bytes, .type = c.type};
   }
 
-  std::vector<float> scores(int threads, const std::vector<int32_t>& candidates) {
+  std::vector<float> scores(Backend backend, int threads, const std::vector<int32_t>& candidates) {
     std::vector<float> out(static_cast<size_t>(static_cast<int64_t>(c.rows.size()) * c.kv_heads * stride()), -77);
     std::vector<const int32_t*> page_tables;
     for (auto& p : pages) page_tables.push_back(p.data());
-    score_cpu(make_cpu_device(threads)->foreground(), {.summaries = view(),
-                                                       .head_dim = c.d,
-                                                       .kv_heads = c.kv_heads,
-                                                       .q_per_kv = c.group,
-                                                       .items = static_cast<int64_t>(c.rows.size()),
-                                                       .row_begin = row_begin.data(),
-                                                       .candidates = candidates.data(),
-                                                       .summary_pages = page_tables.data(),
-                                                       .q = q.data(),
-                                                       .q_stride = q_stride,
-                                                       .scores = out.data(),
-                                                       .score_stride = stride()});
+    Device& device = test_device(backend, threads);
+    Buffer on_device;
+    SummaryView summaries = view();
+    if (backend == Backend::kCuda) {
+      on_device = copy_to(device, memory.data(), memory.size());
+      summaries.base = on_device.data();
+    }
+    kernels_for(backend).score(device.foreground(), {.summaries = summaries,
+                                                     .head_dim = c.d,
+                                                     .kv_heads = c.kv_heads,
+                                                     .q_per_kv = c.group,
+                                                     .items = static_cast<int64_t>(c.rows.size()),
+                                                     .row_begin = row_begin.data(),
+                                                     .candidates = candidates.data(),
+                                                     .summary_pages = page_tables.data(),
+                                                     .q = q.data(),
+                                                     .q_stride = q_stride,
+                                                     .scores = out.data(),
+                                                     .score_stride = stride()});
     return out;
   }
   int64_t stride() const { return max_blocks + 3; }
@@ -124,8 +134,10 @@ struct Inputs {
   }
 };
 
-std::vector<CpuLevel> levels() {
+// The instruction sets that a backend's results are checked with.
+std::vector<CpuLevel> levels(Backend backend = Backend::kCpu) {
   std::vector<CpuLevel> out;
+  if (backend == Backend::kCuda) return {CpuLevel::kPortable};
   for (CpuLevel level : {CpuLevel::kPortable, CpuLevel::kAvx2, CpuLevel::kAvx512}) {
     set_cpu_level(level);
     if (cpu_level() == level) out.push_back(level);
@@ -133,16 +145,19 @@ std::vector<CpuLevel> levels() {
   return out;
 }
 
-class Score : public testing::TestWithParam<Case> {
+class Score : public testing::TestWithParam<std::tuple<Backend, Case>> {
  protected:
+  void SetUp() override { OASIS_SKIP_WITHOUT(backend()); }
+  static Backend backend() { return std::get<0>(GetParam()); }
+  static const Case& which() { return std::get<1>(GetParam()); }
   void TearDown() override { set_cpu_level(CpuLevel::kAvx512); }
 };
 
 TEST_P(Score, IsQuestsScoreWithinFp32Rounding) {
-  for (CpuLevel level : levels()) {
+  for (CpuLevel level : levels(backend())) {
     set_cpu_level(level);
-    Inputs s(GetParam());
-    const auto got = s.scores(2, s.c.candidates);
+    Inputs s(which());
+    const auto got = s.scores(backend(), 2, s.c.candidates);
     for (size_t item = 0; item < s.c.rows.size(); ++item) {
       for (int64_t head = 0; head < s.c.kv_heads; ++head) {
         const float* row = got.data() + (static_cast<int64_t>(item) * s.c.kv_heads + head) * s.stride();
@@ -161,15 +176,15 @@ TEST_P(Score, IsQuestsScoreWithinFp32Rounding) {
 }
 
 TEST_P(Score, OfABlockDependsNeitherOnThreadsNorOnTheNumberOfCandidates) {
-  for (CpuLevel level : levels()) {
+  for (CpuLevel level : levels(backend())) {
     set_cpu_level(level);
-    Inputs s(GetParam());
-    const auto all = s.scores(1, s.c.candidates);
-    EXPECT_EQ(s.scores(3, s.c.candidates), all);
+    Inputs s(which());
+    const auto all = s.scores(backend(), 1, s.c.candidates);
+    EXPECT_EQ(s.scores(backend(), 3, s.c.candidates), all);
     for (int32_t fewer : {1, 2, 3, 5}) {
       auto candidates = s.c.candidates;
       for (auto& n : candidates) n = std::max(0, n - fewer);
-      const auto some = s.scores(2, candidates);
+      const auto some = s.scores(backend(), 2, candidates);
       for (size_t i = 0; i < some.size(); ++i) {
         if (some[i] == -77) continue;
         ASSERT_EQ(some[i], all[i]);
@@ -180,23 +195,35 @@ TEST_P(Score, OfABlockDependsNeitherOnThreadsNorOnTheNumberOfCandidates) {
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, Score,
-    testing::Values(Case{}, Case{.type = KvType::kFp8E4M3}, Case{.d = 128, .group = 4, .kv_heads = 2},
-                    Case{.type = KvType::kFp8E4M3, .d = 128, .group = 1, .kv_heads = 8},
-                    Case{.d = 80, .rows = {3}, .candidates = {131}},
-                    Case{.type = KvType::kFp8E4M3, .d = 80, .rows = {3}, .candidates = {131}},
-                    Case{.d = 20, .rows = {2}, .candidates = {17}},
-                    Case{.type = KvType::kFp8E4M3, .d = 20, .rows = {2}, .candidates = {17}},
-                    Case{.d = 256, .group = 7, .kv_heads = 1, .candidates = {129}},
-                    Case{.rows = {1, 0, 2, 9, 1}, .candidates = {128, 40, 1, 257, 0}},
-                    Case{.type = KvType::kFp8E4M3, .rows = {1, 0, 2, 9, 1}, .candidates = {128, 40, 1, 257, 0}}));
+    testing::Combine(
+        testing::Values(Backend::kCpu, Backend::kCuda),
+        testing::Values(
+            Case{}, Case{.type = KvType::kFp8E4M3}, Case{.d = 128, .group = 4, .kv_heads = 2},
+            Case{.type = KvType::kFp8E4M3, .d = 128, .group = 1, .kv_heads = 8},
+            Case{.d = 80, .rows = {3}, .candidates = {131}},
+            Case{.type = KvType::kFp8E4M3, .d = 80, .rows = {3}, .candidates = {131}},
+            Case{.d = 20, .rows = {2}, .candidates = {17}},
+            Case{.type = KvType::kFp8E4M3, .d = 20, .rows = {2}, .candidates = {17}},
+            Case{.d = 256, .group = 7, .kv_heads = 1, .candidates = {129}},
+            Case{.rows = {1, 0, 2, 9, 1}, .candidates = {128, 40, 1, 257, 0}},
+            Case{.type = KvType::kFp8E4M3, .rows = {1, 0, 2, 9, 1}, .candidates = {128, 40, 1, 257, 0}},
+            Case{.padding = 0}, Case{.d = 96, .kv_heads = 10, .padding = 0},
+            Case{.d = 128, .kv_heads = 8, .rows = {2, 1}, .candidates = {1000, 37}, .padding = 0},
+            Case{.type = KvType::kFp8E4M3, .d = 128, .kv_heads = 8, .rows = {6}, .candidates = {1000}, .padding = 0},
+            Case{.d = 256, .rows = {5}, .padding = 0},
+            Case{.type = KvType::kFp8E4M3, .d = 256, .rows = {5}, .padding = 0})));
 
-TEST(ScoreFp8, ReadsAllFiniteValuesExactly) {
-  for (CpuLevel level : levels()) {
+class ScoreFp8 : public testing::TestWithParam<Backend> {};
+
+TEST_P(ScoreFp8, ReadsAllFiniteValuesExactly) {
+  OASIS_SKIP_WITHOUT(GetParam());
+  Device& device = test_device(GetParam());
+  for (CpuLevel level : levels(GetParam())) {
     set_cpu_level(level);
     for (int value = 0; value < 256; ++value) {
       const float x = to_float(fp8_e4m3{static_cast<uint8_t>(value)});
       if (std::isnan(x)) continue;
-      constexpr int64_t d = 32;
+      constexpr int64_t d = 64;
       std::vector<std::byte> summary(8 + 2 * d);
       const float one[2] = {1, 1};
       std::memcpy(summary.data(), one, 8);
@@ -209,25 +236,28 @@ TEST(ScoreFp8, ReadsAllFiniteValuesExactly) {
         const int32_t rows[] = {0, 1}, candidates = 1, page = 0;
         const int32_t* pages = &page;
         float score = -1;
-        score_cpu(make_cpu_device(1)->foreground(),
-                  {.summaries = {summary.data(), 8 + 2 * d, 8 + 2 * d, KvType::kFp8E4M3},
-                   .head_dim = d,
-                   .kv_heads = 1,
-                   .q_per_kv = 1,
-                   .items = 1,
-                   .row_begin = rows,
-                   .candidates = &candidates,
-                   .summary_pages = &pages,
-                   .q = q.data(),
-                   .q_stride = d,
-                   .scores = &score,
-                   .score_stride = 1});
+        const Buffer memory = copy_to(device, summary.data(), summary.size());
+        kernels_for(GetParam())
+            .score(device.foreground(), {.summaries = {memory.data(), 8 + 2 * d, 8 + 2 * d, KvType::kFp8E4M3},
+                                         .head_dim = d,
+                                         .kv_heads = 1,
+                                         .q_per_kv = 1,
+                                         .items = 1,
+                                         .row_begin = rows,
+                                         .candidates = &candidates,
+                                         .summary_pages = &pages,
+                                         .q = q.data(),
+                                         .q_stride = d,
+                                         .scores = &score,
+                                         .score_stride = 1});
         ASSERT_EQ(score, x) << "level " << static_cast<int>(level) << " byte " << value;
       }
     }
   }
   set_cpu_level(CpuLevel::kAvx512);
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, ScoreFp8, testing::Values(Backend::kCpu, Backend::kCuda));
 
 }  // namespace
 }  // namespace oasis::kernels

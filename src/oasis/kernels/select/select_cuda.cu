@@ -543,7 +543,9 @@ void launch(Stream& stream, const SelectParams& params, void (*kernel)(Args)) {
   Staged staged;
   SelectParams p = params;
   int64_t slots = p.max_slots, blocks = p.max_blocks;
-  if (!device_accessible(p.item)) {
+  if (device_accessible(p.item)) {
+    OASIS_CHECK(slots > 0, "max_slots and max_blocks must be given where the items lie on the device");
+  } else {
     slots = blocks = 0;
     for (int64_t i = 0; i < p.items; ++i) {
       slots = std::max<int64_t>(slots, p.item[i].slots);
@@ -551,7 +553,6 @@ void launch(Stream& stream, const SelectParams& params, void (*kernel)(Args)) {
     }
     p.item = stage_items(p, staging, staged);
   }
-  OASIS_CHECK(slots > 0 || !params.item, "max_slots must be given where the items lie on the device");
   OASIS_CHECK(slots <= kMostSlots && blocks <= kMostBlocks, "{} slots and {} blocks a head, the limits are {} and {}",
               slots, blocks, kMostSlots, kMostBlocks);
   const int64_t heads = p.items * p.kv_heads;

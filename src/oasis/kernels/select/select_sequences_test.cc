@@ -1,5 +1,6 @@
 // Random sequences of steps against the oracle.
 #include <set>
+#include <tuple>
 
 #include "oasis/kernels/select/select_test_util.h"
 
@@ -198,10 +199,12 @@ class Sequence {
   RefStep step_, prefetch_;
 };
 
-class SelectSequences : public testing::TestWithParam<uint32_t> {};
+class SelectSequences : public testing::TestWithParam<std::tuple<Backend, uint32_t>> {};
 
 TEST_P(SelectSequences, DoWhatTheRulesSay) {
-  std::mt19937 random(GetParam());
+  const auto [backend, seed] = GetParam();
+  OASIS_SKIP_WITHOUT(backend);
+  std::mt19937 random(seed);
   for (int round = 0; round < 60; ++round) {
     const Shape shape = random_shape(random);
     SCOPED_TRACE(fmt::format("round {}: policy {} K {} R {} cap {} drafts {} prompt {}", round,
@@ -211,21 +214,25 @@ TEST_P(SelectSequences, DoWhatTheRulesSay) {
     while (!sequence.done() && !testing::Test::HasFailure()) {
       Call call(1, 1, shape.r + 1);
       sequence.begin_step(call, 0);
-      Stream& stream = device(1).foreground();
+      Stream& stream = test_device(backend).foreground();
       if (sequence.to_demand(call, 0)) {
-        demand_cpu(stream, call.params());
+        kernels_for(backend).demand(stream, call.params());
         sequence.check_demand(call, 0);
         sequence.to_prefetch(call, 0);
       }
-      select_cpu(stream, call.params());
+      kernels_for(backend).select(stream, call.params());
       sequence.check_select(call, 0);
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Select, SelectSequences, testing::Range(0u, 20u));
+INSTANTIATE_TEST_SUITE_P(Select, SelectSequences,
+                         testing::Combine(testing::Values(Backend::kCpu, Backend::kCuda), testing::Range(0u, 20u)));
 
-TEST(Select, ManyItemsInOneCallAreEachTheirOwn) {
+class SelectManyItems : public testing::TestWithParam<Backend> {};
+
+TEST_P(SelectManyItems, AreEachTheirOwnInOneCall) {
+  OASIS_SKIP_WITHOUT(GetParam());
   std::mt19937 random(99);
   for (int threads : {1, 3}) {
     constexpr size_t kItems = 70;
@@ -239,11 +246,13 @@ TEST(Select, ManyItemsInOneCallAreEachTheirOwn) {
     for (int step = 0; step < 12; ++step) {
       Call call(kItems, 1, 81);
       for (size_t i = 0; i < kItems; ++i) sequences[i]->begin_step(call, i);
-      select_cpu(device(threads).foreground(), call.params());
+      kernels_for(GetParam()).select(test_device(GetParam(), threads).foreground(), call.params());
       for (size_t i = 0; i < kItems; ++i) sequences[i]->check_select(call, i);
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, SelectManyItems, testing::Values(Backend::kCpu, Backend::kCuda));
 
 }  // namespace
 }  // namespace oasis::kernels

@@ -11,10 +11,9 @@ namespace {
 using namespace select_test;
 
 // One head with R = K = 3, residents 0 (last predicted 5), 1 (3), 2 (3), open block 8, step 6, candidates 8.
-class SelectOneHead : public testing::Test {
+class OneHead {
  protected:
-  static void SetUpTestSuite() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
-  SelectOneHead() : map_(16, 6), call_(1, 1, 8) {
+  OneHead() : map_(16, 6), call_(1, 1, 8) {
     map_.put(0, 0, 5);
     map_.put(1, 1, 3);
     map_.put(2, 2, 3);
@@ -34,7 +33,11 @@ class SelectOneHead : public testing::Test {
   SelectItem& item() { return call_.items[0]; }
   void select(const std::vector<int32_t>& p, const std::vector<float>& scores = {}) {
     call_.predict(0, p, scores.empty() ? std::vector<float>(p.size()) : scores);
-    select_cpu(device(1).foreground(), call_.params());
+    kernels_for(backend_).select(test_device(backend_).foreground(), call_.params());
+  }
+  void demand(const std::vector<int32_t>& t) {
+    call_.predict(0, t, {});
+    kernels_for(backend_).demand(test_device(backend_).foreground(), call_.params());
   }
   using Blocks = std::vector<int32_t>;
   Blocks residents() const {
@@ -46,15 +49,24 @@ class SelectOneHead : public testing::Test {
   const int32_t pages_[6] = {10, 11, 12, 13, 14, 15};
   OwnedMap map_;
   Call call_;
+  Backend backend_ = Backend::kCpu;
 };
 
-TEST_F(SelectOneHead, TheResidentPredictedLongestAgoGoesAndTiesGoToTheLowerBlock) {
+class SelectOneHead : public OneHead, public testing::TestWithParam<Backend> {
+ protected:
+  void SetUp() override {
+    OASIS_SKIP_WITHOUT(GetParam());
+    backend_ = GetParam();
+  }
+};
+
+TEST_P(SelectOneHead, TheResidentPredictedLongestAgoGoesAndTiesGoToTheLowerBlock) {
   select({7, 0});
   EXPECT_EQ(residents(), (Blocks{0, 2, 7}));
   EXPECT_EQ(call_.admitted(0), Blocks{7});
 }
 
-TEST_F(SelectOneHead, AdmissionFollowsTheRankUnderTheCap) {
+TEST_P(SelectOneHead, AdmissionFollowsTheRankUnderTheCap) {
   item().cap = 2;
   select({6, 5, 4});
   EXPECT_EQ(call_.admitted(0), (Blocks{6, 5}));
@@ -62,7 +74,7 @@ TEST_F(SelectOneHead, AdmissionFollowsTheRankUnderTheCap) {
   EXPECT_EQ(call_.stats, (Blocks{0, 3, 1, 0}));
 }
 
-TEST_F(SelectOneHead, ACapOfZeroFetchesNothing) {
+TEST_P(SelectOneHead, ACapOfZeroFetchesNothing) {
   item().cap = 0;
   select({6, 5, 4});
   EXPECT_TRUE(call_.admitted(0).empty());
@@ -70,7 +82,7 @@ TEST_F(SelectOneHead, ACapOfZeroFetchesNothing) {
   EXPECT_EQ(call_.listed(0), (Blocks{0, 1, 2, 8}));
 }
 
-TEST_F(SelectOneHead, FillersAreThoseLastPredictedLatestAndTiesGoToTheHigherBlock) {
+TEST_P(SelectOneHead, FillersAreThoseLastPredictedLatestAndTiesGoToTheHigherBlock) {
   item().cap = 0;
   item().attend_limit = 2;
   select({0, 5});
@@ -78,7 +90,7 @@ TEST_F(SelectOneHead, FillersAreThoseLastPredictedLatestAndTiesGoToTheHigherBloc
   EXPECT_EQ(map_.read().residents.at(2), 3);  // not touched
 }
 
-TEST_F(SelectOneHead, ABlockSealedNowJoinsAtNoCostAndPushesOneOut) {
+TEST_P(SelectOneHead, ABlockSealedNowJoinsAtNoCostAndPushesOneOut) {
   item().candidates = 9;
   item().open_end = 10;
   item().cap = 0;
@@ -89,7 +101,7 @@ TEST_F(SelectOneHead, ABlockSealedNowJoinsAtNoCostAndPushesOneOut) {
   EXPECT_EQ(call_.listed(0), (Blocks{0, 1, 2, 9}));
 }
 
-TEST_F(SelectOneHead, AnAbsentPartIsWantedAndAdmissionGoesOnDownTheRank) {
+TEST_P(SelectOneHead, AnAbsentPartIsWantedAndAdmissionGoesOnDownTheRank) {
   std::vector<uint8_t> present(16, 1);
   present[7] = present[5] = present[3] = 0;
   item().present = present.data();
@@ -104,7 +116,7 @@ TEST_F(SelectOneHead, AnAbsentPartIsWantedAndAdmissionGoesOnDownTheRank) {
   EXPECT_EQ(call_.stats, (Blocks{0, 5, 1, 2}));  // the last is past the cap
 }
 
-TEST_F(SelectOneHead, ExactAdmitsAbsentParts) {
+TEST_P(SelectOneHead, ExactAdmitsAbsentParts) {
   std::vector<uint8_t> present(16, 0);
   item().present = present.data();
   item().wait_for_absent = true;
@@ -113,7 +125,7 @@ TEST_F(SelectOneHead, ExactAdmitsAbsentParts) {
   EXPECT_TRUE(call_.wanted_blocks(0).empty());
 }
 
-TEST_F(SelectOneHead, FreeSlotsAreUsedBeforeThoseOfVictims) {
+TEST_P(SelectOneHead, FreeSlotsAreUsedBeforeThoseOfVictims) {
   select({7, 6, 0});
   const auto& f = call_.fetches;
   EXPECT_EQ(f[0].slot, 4);
@@ -121,7 +133,7 @@ TEST_F(SelectOneHead, FreeSlotsAreUsedBeforeThoseOfVictims) {
   EXPECT_EQ(map_.block_of_slot[1], -1);
 }
 
-TEST_F(SelectOneHead, AnOpenBlockTakesASlotThatAVictimLeftBehind) {
+TEST_P(SelectOneHead, AnOpenBlockTakesASlotThatAVictimLeftBehind) {
   item().resident_limit = 5;
   map_.put(3, 4, 6);
   map_.put(4, 5, 6);  // no slot is free
@@ -133,7 +145,7 @@ TEST_F(SelectOneHead, AnOpenBlockTakesASlotThatAVictimLeftBehind) {
   EXPECT_EQ(map_.last_predicted[1], HeadMap::kOpen);
 }
 
-TEST_F(SelectOneHead, NothingIsPredictedBeforeTheFirstBlockIsSealed) {
+TEST_P(SelectOneHead, NothingIsPredictedBeforeTheFirstBlockIsSealed) {
   OwnedMap fresh(4, 6);
   fresh.put(0, 2, HeadMap::kOpen);
   call_.maps[0] = {fresh.view()};
@@ -144,14 +156,14 @@ TEST_F(SelectOneHead, NothingIsPredictedBeforeTheFirstBlockIsSealed) {
   EXPECT_EQ(call_.fetch_count[0], 0);
 }
 
-TEST_F(SelectOneHead, BelowTheThresholdOnlyTheFirstIsAdmitted) {
+TEST_P(SelectOneHead, BelowTheThresholdOnlyTheFirstIsAdmitted) {
   item().margin_threshold = 100;
   select({7, 6, 5}, {9, 8, 1});
   EXPECT_EQ(call_.admitted(0), Blocks{7});
   EXPECT_EQ(call_.stats, (Blocks{0, 3, 2, 0}));
 }
 
-TEST_F(SelectOneHead, TheMarginIsInUnitsOfTheRunningSpread) {
+TEST_P(SelectOneHead, TheMarginIsInUnitsOfTheRunningSpread) {
   item().margin_threshold = 0.5f;
   call_.spread[0] = 16;
   select({7, 6, 5}, {17, 10, 1});  // spread of this step: 17 - 1 = 16; margins 1, 9/16, 0
@@ -159,7 +171,7 @@ TEST_F(SelectOneHead, TheMarginIsInUnitsOfTheRunningSpread) {
   EXPECT_FLOAT_EQ(call_.spread[0], 16);
 }
 
-TEST_F(SelectOneHead, TheSpreadRunsFromItsFirstValue) {
+TEST_P(SelectOneHead, TheSpreadRunsFromItsFirstValue) {
   item().margin_threshold = 0;
   select({7, 6, 5}, {17, 10, 1});
   EXPECT_FLOAT_EQ(call_.spread[0], 16);
@@ -167,7 +179,7 @@ TEST_F(SelectOneHead, TheSpreadRunsFromItsFirstValue) {
   EXPECT_FLOAT_EQ(call_.spread[0], 17);
 }
 
-TEST_F(SelectOneHead, NaNScoresAreBelowAnyThreshold) {
+TEST_P(SelectOneHead, NaNScoresAreBelowAnyThreshold) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   item().margin_threshold = 0;
   select({7, 6, 5}, {2, 1, nan});
@@ -175,7 +187,7 @@ TEST_F(SelectOneHead, NaNScoresAreBelowAnyThreshold) {
   EXPECT_EQ(call_.spread[0], 0);
 }
 
-TEST_F(SelectOneHead, TheFirstOverdrawsTheBudgetAndTheRestDoNot) {
+TEST_P(SelectOneHead, TheFirstOverdrawsTheBudgetAndTheRestDoNot) {
   int64_t budget = 0;
   call_.budget = &budget;
   select({7, 6, 5}, {3, 2, 1});
@@ -183,7 +195,10 @@ TEST_F(SelectOneHead, TheFirstOverdrawsTheBudgetAndTheRestDoNot) {
   EXPECT_EQ(budget, -1);
 }
 
-TEST(Select, TheBudgetIsSharedByAllHeads) {
+class Select : public testing::TestWithParam<Backend> {};
+
+TEST_P(Select, TheBudgetIsSharedByAllHeads) {
+  OASIS_SKIP_WITHOUT(GetParam());
   constexpr size_t kItems = 400;
   for (int threads : {1, 4}) {
     std::vector<OwnedMap> maps(kItems, OwnedMap(16, 9));
@@ -205,7 +220,7 @@ TEST(Select, TheBudgetIsSharedByAllHeads) {
                        .margin_threshold = kNoThreshold};
       call.predict(i, {9, 8, 7, 6}, {4, 3, 2, 1});
     }
-    select_cpu(device(threads).foreground(), call.params());
+    kernels_for(GetParam()).select(test_device(GetParam(), threads).foreground(), call.params());
     const int64_t admitted = std::accumulate(call.fetch_count.begin(), call.fetch_count.end(), int64_t{0});
     EXPECT_EQ(admitted, 700 - budget);
     EXPECT_GE(admitted, 700);
@@ -215,21 +230,19 @@ TEST(Select, TheBudgetIsSharedByAllHeads) {
   }
 }
 
-TEST_F(SelectOneHead, DemandBringsInAllOfItWithoutACapAndLeavesOpenBlocksAlone) {
+TEST_P(SelectOneHead, DemandBringsInAllOfItWithoutACapAndLeavesOpenBlocksAlone) {
   item().cap = 0;
-  call_.predict(0, {7, 8, 2}, {});
-  demand_cpu(device(1).foreground(), call_.params());
+  demand({7, 8, 2});
   EXPECT_EQ(call_.admitted(0), Blocks{7});
   EXPECT_EQ(residents(), (Blocks{0, 2, 7}));
   EXPECT_EQ(map_.read().residents.at(2), 6);
   EXPECT_EQ(map_.read().open, (std::set<int32_t>{8}));
 }
 
-TEST_F(SelectOneHead, ABlockSealedNowSurvivesTheDemandAndJoinsAtSelect) {
+TEST_P(SelectOneHead, ABlockSealedNowSurvivesTheDemandAndJoinsAtSelect) {
   item().candidates = 9;  // block 8 is sealed in this step; its rows still read it, and T fills R
   item().open_end = 10;
-  call_.predict(0, {7, 6, 5}, {});
-  demand_cpu(device(1).foreground(), call_.params());
+  demand({7, 6, 5});
   EXPECT_EQ(residents(), (Blocks{5, 6, 7}));
   EXPECT_EQ(map_.slot_of_block[8], 3);
   select({7, 8, 6});
@@ -237,7 +250,13 @@ TEST_F(SelectOneHead, ABlockSealedNowSurvivesTheDemandAndJoinsAtSelect) {
   EXPECT_TRUE(call_.admitted(0).empty());
 }
 
-using SelectDeath = SelectOneHead;
+INSTANTIATE_TEST_SUITE_P(Backends, SelectOneHead, testing::Values(Backend::kCpu, Backend::kCuda));
+INSTANTIATE_TEST_SUITE_P(Backends, Select, testing::Values(Backend::kCpu, Backend::kCuda));
+
+class SelectDeath : public OneHead, public testing::Test {
+ protected:
+  static void SetUpTestSuite() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+};
 TEST_F(SelectDeath, MorePredictedThanMayBeResidentIsABrokenInvariant) {
   EXPECT_DEATH(select({4, 5, 6, 7}), "only 3 may be resident");
 }

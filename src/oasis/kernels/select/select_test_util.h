@@ -12,6 +12,7 @@
 #include <random>
 #include <vector>
 
+#include "oasis/kernels/backend_test_util.h"
 #include "oasis/kernels/select/select.h"
 #include "oasis/kernels/select/select_ref.h"
 
@@ -143,12 +144,5 @@ struct Call {
     return out;
   }
 };
-
-inline Device& device(int threads) {
-  static std::map<int, std::unique_ptr<Device>> devices;
-  auto& d = devices[threads];
-  if (!d) d = make_cpu_device(threads);
-  return *d;
-}
 
 }  // namespace oasis::kernels::select_test

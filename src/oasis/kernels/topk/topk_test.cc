@@ -5,8 +5,10 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <tuple>
 #include <vector>
 
+#include "oasis/kernels/backend_test_util.h"
 #include "oasis/kernels/topk/topk_ref.h"
 
 namespace oasis::kernels {
@@ -48,10 +50,11 @@ struct Case {
   int64_t k;
 };
 
-void check(const Case& c, bool pin_first, int threads) {
+void check(Backend backend, const Case& c, bool pin_first, int threads) {
   SCOPED_TRACE(fmt::format("kind {} n {} k {} pinned {}", static_cast<int>(c.kind), c.candidates[0], c.k, pin_first));
   std::mt19937 random(7);
-  const int64_t items = static_cast<int64_t>(c.candidates.size()), rows = items * c.heads, stride = 8200;
+  const int64_t items = static_cast<int64_t>(c.candidates.size()), rows = items * c.heads,
+                stride = std::max<int64_t>(8200, c.candidates[0]);
   std::vector<float> scores(static_cast<size_t>(rows * stride), kInf);  // beyond the candidates: tempting
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t b = 0; b < c.candidates[static_cast<size_t>(row / c.heads)]; ++b) {
@@ -61,17 +64,17 @@ void check(const Case& c, bool pin_first, int threads) {
   const int64_t block_stride = c.k + 2;
   std::vector<int32_t> blocks(static_cast<size_t>(rows * block_stride), -9), count(static_cast<size_t>(rows));
   std::vector<float> block_scores(blocks.size(), -9);
-  topk_cpu(make_cpu_device(threads)->foreground(), {.scores = scores.data(),
-                                                    .score_stride = stride,
-                                                    .candidates = c.candidates.data(),
-                                                    .items = items,
-                                                    .heads = c.heads,
-                                                    .k = c.k,
-                                                    .pin_first = pin_first,
-                                                    .blocks = blocks.data(),
-                                                    .block_scores = block_scores.data(),
-                                                    .block_stride = block_stride,
-                                                    .count = count.data()});
+  kernels_for(backend).topk(test_device(backend, threads).foreground(), {.scores = scores.data(),
+                                                                         .score_stride = stride,
+                                                                         .candidates = c.candidates.data(),
+                                                                         .items = items,
+                                                                         .heads = c.heads,
+                                                                         .k = c.k,
+                                                                         .pin_first = pin_first,
+                                                                         .blocks = blocks.data(),
+                                                                         .block_scores = block_scores.data(),
+                                                                         .block_stride = block_stride,
+                                                                         .count = count.data()});
   for (int64_t row = 0; row < rows; ++row) {
     const auto at = scores.begin() + row * stride;
     const std::vector<float> own(at, at + c.candidates[static_cast<size_t>(row / c.heads)]);
@@ -87,40 +90,55 @@ void check(const Case& c, bool pin_first, int threads) {
   }
 }
 
-class TopK : public testing::TestWithParam<Scores> {};
+class TopK : public testing::TestWithParam<std::tuple<Backend, Scores>> {
+ protected:
+  void SetUp() override { OASIS_SKIP_WITHOUT(backend()); }
+  static Backend backend() { return std::get<0>(GetParam()); }
+  static Scores kind() { return std::get<1>(GetParam()); }
+};
 
 TEST_P(TopK, IsTheRankOrderForAnySizes) {
   for (int32_t n : {0, 1, 2, 31, 32, 100, 470, 8192}) {
     for (int64_t k : {0, 1, 8, 64, 128, 470, 1024}) {
       if (n == 8192 && k > 128 && k < 1024) continue;
-      for (bool pin_first : {false, true}) check({GetParam(), {n}, n == 8192 ? 1 : 3, k}, pin_first, 1);
+      for (bool pin_first : {false, true}) check(backend(), {kind(), {n}, n == 8192 ? 1 : 3, k}, pin_first, 1);
     }
   }
 }
 
 TEST_P(TopK, TreatsEachItemByItsOwnCandidates) {
-  for (int threads : {1, 3}) check({GetParam(), {500, 0, 17, 3000, 64, 65}, 3, 64}, true, threads);
+  for (int threads : {1, 3}) check(backend(), {kind(), {500, 0, 17, 3000, 64, 65}, 3, 64}, true, threads);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, TopK,
-                         testing::Values(Scores::kNormal, Scores::kFewValues, Scores::kAllEqual, Scores::kAscending,
-                                         Scores::kOneFarAway, Scores::kHostile, Scores::kAnyBits));
+TEST_P(TopK, TakesManyCandidates) { check(backend(), {kind(), {65536}, 1, 100}, true, 1); }
 
-TEST(TopKOrder, ZerosOfBothSignsTieAndNaNComesLast) {
+INSTANTIATE_TEST_SUITE_P(Kinds, TopK,
+                         testing::Combine(testing::Values(Backend::kCpu, Backend::kCuda),
+                                          testing::Values(Scores::kNormal, Scores::kFewValues, Scores::kAllEqual,
+                                                          Scores::kAscending, Scores::kOneFarAway, Scores::kHostile,
+                                                          Scores::kAnyBits)));
+
+class TopKOrder : public testing::TestWithParam<Backend> {};
+
+TEST_P(TopKOrder, ZerosOfBothSignsTieAndNaNComesLast) {
+  OASIS_SKIP_WITHOUT(GetParam());
   const float scores[] = {kNaN, 0.0f, -0.0f, 0.0f, -kInf, -1};
   const int32_t n = 6;
   int32_t blocks[6], count;
-  topk_cpu(make_cpu_device(1)->foreground(), {.scores = scores,
-                                              .score_stride = 6,
-                                              .candidates = &n,
-                                              .items = 1,
-                                              .heads = 1,
-                                              .k = 6,
-                                              .blocks = blocks,
-                                              .block_stride = 6,
-                                              .count = &count});
+  kernels_for(GetParam())
+      .topk(test_device(GetParam()).foreground(), {.scores = scores,
+                                                   .score_stride = 6,
+                                                   .candidates = &n,
+                                                   .items = 1,
+                                                   .heads = 1,
+                                                   .k = 6,
+                                                   .blocks = blocks,
+                                                   .block_stride = 6,
+                                                   .count = &count});
   EXPECT_EQ(std::vector<int32_t>(blocks, blocks + 6), (std::vector<int32_t>{1, 2, 3, 5, 4, 0}));
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, TopKOrder, testing::Values(Backend::kCpu, Backend::kCuda));
 
 }  // namespace
 }  // namespace oasis::kernels

@@ -1,0 +1,51 @@
+// What the tests of ops share to run the same checks on every backend that this build and this machine have.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "oasis/kernels/kernels.h"
+
+namespace oasis::kernels {
+
+inline std::string to_string(Backend backend) { return backend == Backend::kCpu ? "Cpu" : "Cuda"; }
+inline void PrintTo(Backend backend, std::ostream* out) { *out << to_string(backend); }
+
+inline const Result<std::unique_ptr<Device>>& cuda_test_device() {
+  // Never destroyed: the driver may be gone by then.
+  static auto* device = new Result<std::unique_ptr<Device>>(make_cuda_device(0));
+  return *device;
+}
+
+// Ok, or why tests of the backend are skipped.
+inline Status backend_status(Backend backend) {
+  return backend == Backend::kCpu ? Status() : cuda_test_device().status();
+}
+
+// A device of the backend; `threads` is for the CPU.
+inline Device& test_device(Backend backend, int threads = 1) {
+  if (backend == Backend::kCuda) return *cuda_test_device().value();
+  static std::map<int, std::unique_ptr<Device>> devices;
+  auto& device = devices[threads];
+  if (!device) device = make_cpu_device(threads);
+  return *device;
+}
+
+// A copy of `bytes` bytes in memory of the device, for what kernels do not fetch from the host themselves.
+inline Buffer copy_to(Device& device, const void* data, size_t bytes) {
+  auto buffer = device.allocate(bytes);
+  OASIS_CHECK(buffer.ok(), "{}", buffer.status().message());
+  device.foreground().copy(buffer->data(), data, bytes);
+  return std::move(buffer).value();
+}
+
+}  // namespace oasis::kernels
+
+// At the head of a test or of SetUp.
+#define OASIS_SKIP_WITHOUT(backend)                                                           \
+  if (const ::oasis::Status status = ::oasis::kernels::backend_status(backend); !status.ok()) \
+  GTEST_SKIP() << status.message()
