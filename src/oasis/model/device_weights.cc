@@ -23,38 +23,57 @@ std::vector<bf16> to_bf16_rows(const WeightView& view) {
 
 }  // namespace
 
-Result<const void*> DeviceWeights::copy(const void* host, std::span<const std::byte> bytes) {
-  OASIS_ASSIGN_OR_RETURN(Buffer buffer, device_->allocate(bytes.size()));
-  device_->foreground().copy(buffer.data(), bytes.data(), bytes.size());
-  bytes_ += static_cast<int64_t>(bytes.size());
-  return static_cast<const void*>(copies_.emplace(host, std::move(buffer)).first->second.data());
+Result<std::byte*> DeviceWeights::take(size_t bytes) {
+  OASIS_ASSIGN_OR_RETURN(Buffer buffer, device_->allocate(bytes));
+  bytes_ += static_cast<int64_t>(bytes);
+  return memory_.emplace_back(std::move(buffer)).data();
+}
+
+void DeviceWeights::fill(const WeightView& host, std::byte* to) {
+  const auto bytes = static_cast<size_t>(bytes_of(DType::kBF16, host.rows * host.cols));
+  if (host.type == DType::kBF16) {
+    device_->foreground().copy(to, host.data, bytes);
+  } else {
+    device_->foreground().copy(to, to_bf16_rows(host).data(), bytes);
+  }
+  copies_[host.data] = to;
 }
 
 Result<WeightView> DeviceWeights::upload(const WeightView& view) {
-  if (device_->backend() == Backend::kCpu || !view) return view;
   WeightView out = view;
-  if (out.type != DType::kF32) out.type = DType::kBF16;
-  if (const auto it = copies_.find(view.data); it != copies_.end()) {
-    out.data = it->second.data();
-    return out;
-  }
-  if (view.type == out.type) {
-    const auto bytes = static_cast<size_t>(view.rows * view.row_bytes());
-    OASIS_ASSIGN_OR_RETURN(out.data, copy(view.data, {static_cast<const std::byte*>(view.data), bytes}));
-  } else {
-    const std::vector<bf16> rows = to_bf16_rows(view);
-    OASIS_ASSIGN_OR_RETURN(out.data, copy(view.data, std::as_bytes(std::span(rows))));
-  }
+  WeightView* const one[] = {&out};
+  OASIS_RETURN_IF_ERROR(upload_together(one));
   return out;
+}
+
+// One after another in one piece of memory, unless the device has them already.
+Status DeviceWeights::upload_together(std::span<WeightView* const> views) {
+  if (device_->backend() == Backend::kCpu || !*views[0]) return {};
+  std::byte* next = nullptr;
+  if (!copies_.contains(views[0]->data)) {
+    int64_t elements = 0;
+    for (const WeightView* view : views) elements += view->rows * view->cols;
+    OASIS_ASSIGN_OR_RETURN(next, take(static_cast<size_t>(bytes_of(DType::kBF16, elements))));
+  }
+  for (WeightView* view : views) {
+    if (next) {
+      fill(*view, next);
+      next += bytes_of(DType::kBF16, view->rows * view->cols);
+    }
+    view->data = copies_.at(view->data);
+    view->type = DType::kBF16;
+  }
+  return {};
 }
 
 Result<std::span<const float>> DeviceWeights::upload(std::span<const float> values) {
   if (device_->backend() == Backend::kCpu || values.empty()) return values;
-  if (const auto it = copies_.find(values.data()); it != copies_.end()) {
-    return std::span<const float>(it->second.as<float>(), values.size());
+  std::byte*& at = copies_[values.data()];
+  if (!at) {
+    OASIS_ASSIGN_OR_RETURN(at, take(values.size_bytes()));
+    device_->foreground().copy(at, values.data(), values.size_bytes());
   }
-  OASIS_ASSIGN_OR_RETURN(const void* data, copy(values.data(), std::as_bytes(values)));
-  return std::span<const float>(static_cast<const float*>(data), values.size());
+  return std::span<const float>(reinterpret_cast<const float*>(at), values.size());
 }
 
 Result<DeviceWeights> DeviceWeights::create(Device& device, const ModelWeights& weights) {
@@ -65,9 +84,12 @@ Result<DeviceWeights> DeviceWeights::create(Device& device, const ModelWeights& 
   OASIS_ASSIGN_OR_RETURN(w.lm_head, out.upload(w.lm_head));
   OASIS_ASSIGN_OR_RETURN(w.output_norm, out.upload(w.output_norm));
   for (LayerWeights& layer : w.layers) {
-    for (WeightView* view : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
-      OASIS_ASSIGN_OR_RETURN(*view, out.upload(*view));
-    }
+    WeightView* const qkv[] = {&layer.q, &layer.k, &layer.v};
+    WeightView* const gate_up[] = {&layer.gate, &layer.up};
+    OASIS_RETURN_IF_ERROR(out.upload_together(qkv));
+    OASIS_RETURN_IF_ERROR(out.upload_together(gate_up));
+    OASIS_ASSIGN_OR_RETURN(layer.o, out.upload(layer.o));
+    OASIS_ASSIGN_OR_RETURN(layer.down, out.upload(layer.down));
     for (std::span<const float>* norm : {&layer.attn_norm, &layer.ffn_norm, &layer.q_norm, &layer.k_norm}) {
       OASIS_ASSIGN_OR_RETURN(*norm, out.upload(*norm));
     }

@@ -1,5 +1,6 @@
-// A model's weights where its device computes. The CPU uses them as they lie in their mapped files; a GPU gets a copy
-// of each matrix in bf16 (fp32 ones stay fp32), quantised ones unpacked on the way.
+// A model's weights where its device computes. The CPU uses them as they lie in their mapped files; a GPU gets a copy of
+// each matrix in bf16, quantised ones unpacked on the way. There q, k and v of a layer lie one after another, and so do
+// gate and up, so that each group can be one product.
 #pragma once
 
 #include <map>
@@ -13,8 +14,8 @@ namespace oasis::model {
 
 class DeviceWeights {
  public:
-  // Borrows the device. On the CPU the views stay those of the checkpoint, which must outlive this. Fails with the
-  // bytes that did not fit.
+  // Borrows the device. On the CPU the views stay those of the checkpoint, which must outlive this. Fails with the bytes
+  // that did not fit.
   static Result<DeviceWeights> create(Device& device, const ModelWeights& weights);
 
   const ModelWeights& weights() const { return weights_; }
@@ -26,11 +27,14 @@ class DeviceWeights {
 
  private:
   explicit DeviceWeights(Device& device) : device_(&device) {}
-  Result<const void*> copy(const void* host, std::span<const std::byte> bytes);
+  Result<std::byte*> take(size_t bytes);
+  void fill(const WeightView& host, std::byte* to);
+  Status upload_together(std::span<WeightView* const> views);
 
   Device* device_;
   ModelWeights weights_;
-  std::map<const void*, Buffer> copies_;  // by host address
+  std::map<const void*, std::byte*> copies_;  // by host address
+  std::vector<Buffer> memory_;
   int64_t bytes_ = 0;
 };
 

@@ -7,6 +7,7 @@
 #include "oasis/device/cuda/staging.h"
 #include "oasis/kernels/cuda/convert.cuh"
 #include "oasis/kernels/matmul/matmul.h"
+#include "oasis/kernels/matmul/matmul_cuda.h"
 
 namespace oasis::kernels {
 namespace {
@@ -101,7 +102,27 @@ __global__ void to_bf16_kernel(const float* x, int64_t x_stride, int64_t rows, i
   *reinterpret_cast<ushort4*>(out + r * cols + c) = y;
 }
 
+void multiply(cuda::CudaStream& s, const Shape& shape, const void* x, const void* w, float* y, std::byte* workspace) {
+  const Plan& plan = plan_for(s.blas(), shape);
+  const float one = 1, beta = shape.accumulate ? 1.0f : 0.0f;
+  OASIS_BLAS_CHECK(cublasLtMatmul(s.blas(), plan.operation, &one, w, plan.w, x, plan.x, &beta, y, plan.y, y, plan.y,
+                                  &plan.algorithm, workspace, kBlasWorkspace, s.handle()));
+}
+
 }  // namespace
+
+void gemm_bf16(cuda::CudaStream& s, const uint16_t* x, int64_t rows, int64_t k, const void* w, int64_t n, float* y,
+               int64_t y_stride, bool accumulate) {
+  const Shape shape{.rows = rows,
+                    .n = n,
+                    .k = k,
+                    .x_stride = k,
+                    .y_stride = y_stride,
+                    .type = CUDA_R_16BF,
+                    .accumulate = accumulate,
+                    .sms = s.sms()};
+  multiply(s, shape, x, w, y, s.workspace(kBlasWorkspace));
+}
 
 void matmul_cuda(Stream& stream, const MatmulParams& p) {
   if (p.rows == 0 || p.parts.empty()) return;
@@ -130,17 +151,15 @@ void matmul_cuda(Stream& stream, const MatmulParams& p) {
     const auto* w =
         staging.in(static_cast<const std::byte*>(part.w.data), static_cast<size_t>(part.w.rows * part.w.row_bytes()));
     float* y = staging.inout(part.y, static_cast<size_t>((p.rows - 1) * part.y_stride + part.w.rows));
-    const Plan& plan = plan_for(s.blas(), {.rows = p.rows,
-                                           .n = part.w.rows,
-                                           .k = p.cols,
-                                           .x_stride = input_stride,
-                                           .y_stride = part.y_stride,
-                                           .type = type == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F,
-                                           .accumulate = p.accumulate,
-                                           .sms = s.sms()});
-    const float one = 1, beta = p.accumulate ? 1.0f : 0.0f;
-    OASIS_BLAS_CHECK(cublasLtMatmul(s.blas(), plan.operation, &one, w, plan.w, input, plan.x, &beta, y, plan.y, y,
-                                    plan.y, &plan.algorithm, workspace, kBlasWorkspace, s.handle()));
+    const Shape shape{.rows = p.rows,
+                      .n = part.w.rows,
+                      .k = p.cols,
+                      .x_stride = input_stride,
+                      .y_stride = part.y_stride,
+                      .type = type == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F,
+                      .accumulate = p.accumulate,
+                      .sms = s.sms()};
+    multiply(s, shape, input, w, y, workspace);
   }
 }
 

@@ -1,0 +1,15 @@
+// The product behind matmul_cuda, for callers that keep their activations in bf16.
+#pragma once
+
+#include <cstdint>
+
+#include "oasis/device/cuda/cuda_device.h"
+
+namespace oasis::kernels {
+
+// y [rows, n] (+)= x [rows, k] W^T by cuBLASLt; x and W [n, k] bf16, y fp32 with `y_stride` elements a row. k and n are
+// multiples of 8.
+void gemm_bf16(cuda::CudaStream& stream, const uint16_t* x, int64_t rows, int64_t k, const void* w, int64_t n, float* y,
+               int64_t y_stride, bool accumulate);
+
+}  // namespace oasis::kernels

@@ -1,0 +1,201 @@
+// The step's model pieces: what stands between the products.
+#include "oasis/kernels/cuda/convert.cuh"
+#include "oasis/kernels/step/step_cuda.h"
+
+namespace oasis::kernels {
+namespace {
+
+// A slot's page for the block of a row, through the head map of a sparse sequence.
+__device__ int32_t page_of(const StepTables& t, const StepItem& item, int layer, int s, int h, int32_t block) {
+  int32_t slot = block;
+  if (item.sparse) slot = t.maps[(int64_t{layer} * t.sequences + s) * t.kv_heads + h].slot_of_block[block];
+  return slot < 0 ? -1 : t.page_of_slot[int64_t{s} * t.slot_stride + slot];
+}
+
+// Grid [rows, heads + 2 kv_heads], head_dim threads: one head of one row.
+__global__ void qkv_kernel(StepTables t, int layer, QkvParams p) {
+  __shared__ float scratch[32];
+  extern __shared__ float values[];  // [head_dim]
+  const int row = blockIdx.x, s = row / t.rows, j = row % t.rows, i = threadIdx.x;
+  const StepItem& item = t.items[s];
+  if (j >= item.rows) return;
+  const int d = t.head_dim, half = d / 2, heads = t.kv_heads * t.q_per_kv, column = blockIdx.y;
+  const bool is_q = column < heads, is_v = column >= heads + t.kv_heads;
+  float x = p.qkv[int64_t{row} * (heads + 2 * t.kv_heads) * d + int64_t{column} * d + i];
+  if (!is_v) {
+    if (const float* weight = is_q ? p.q_norm : p.k_norm) {
+      x *= rsqrtf(block_sum(x * x, scratch) / static_cast<float>(d) + p.eps) * weight[i];
+    }
+    // Half-split output (x_i, x_{i + d/2}); interleaved input comes in pairs (x_2i, x_2i+1).
+    values[p.interleaved ? i % 2 * half + i / 2 : i] = x;
+    __syncthreads();
+  }
+  const auto turned = [&](const float* table) {
+    const int k = i % half;
+    const float cos = table[k], sin = table[half + k];
+    return i < half ? values[i] * cos - values[i + half] * sin : values[i] * cos + values[i - half] * sin;
+  };
+  if (is_q) {
+    const float y = turned(p.rope + int64_t{row} * d);
+    const int64_t width = int64_t{heads} * d, at = int64_t{column} * d + i;
+    p.q[row * width + at] = y;
+    if (p.q_scoring && item.candidates > 0) {
+      if (j > 0) p.q_scoring[(item.score_begin + j - 1) * width + at] = y;
+      if (item.rows == 1) p.q_scoring[item.score_begin * width + at] = turned(p.rope_next + int64_t{s} * d);
+    }
+    return;
+  }
+  const int h = is_v ? column - heads - t.kv_heads : column - heads;
+  const int32_t position = item.position + j, page = page_of(t, item, layer, s, h, position / t.block_size);
+  if (page < 0) return;
+  std::byte* slot = t.pool.base + layer * t.pool_layer_stride + page * t.pool.page_stride + h * t.pool.head_stride +
+                    position % t.block_size * t.pool.token_stride;
+  if (is_v) {
+    reinterpret_cast<uint16_t*>(slot + t.pool.v_offset)[i] = float_to_bf16_bits(x);
+  } else {
+    reinterpret_cast<uint16_t*>(slot)[i] = float_to_bf16_bits(turned(p.rope + int64_t{row} * d));
+  }
+}
+
+// Grid [items, kv_heads], head_dim threads. bf16 summaries.
+__global__ void seal_kernel(StepTables t, int layer, float beta) {
+  const int s = blockIdx.x, h = blockIdx.y, i = threadIdx.x, d = t.head_dim;
+  const StepItem& item = t.items[s];
+  if (item.rows == 0 || item.seal_block < 0) return;
+  const int32_t page = page_of(t, item, layer, s, h, item.seal_block);
+  if (page < 0) return;
+  const std::byte* k =
+      t.pool.base + layer * t.pool_layer_stride + page * t.pool.page_stride + h * t.pool.head_stride;
+  float most = -INFINITY, least = INFINITY;
+  for (int token = 0; token < t.block_size; ++token) {
+    const float x = bf16_bits_to_float(reinterpret_cast<const uint16_t*>(k + token * t.pool.token_stride)[i]);
+    most = (x > most) | (x != x) ? x : most;
+    least = (x < least) | (x != x) ? x : least;
+  }
+  const float inset = (1.0f - beta) * (0.5f * most - 0.5f * least);
+  const uint16_t upper = float_to_bf16_bits(most - inset), lower = float_to_bf16_bits(least + inset);
+  auto* rows = reinterpret_cast<uint16_t*>(t.summaries.base + layer * t.summary_layer_stride +
+                                           item.seal_summary * t.summaries.page_stride + h * t.summaries.head_stride);
+  auto* meta = reinterpret_cast<uint16_t*>(item.seal_meta + layer * t.summaries.page_stride + h * t.summaries.head_stride);
+  rows[i] = meta[i] = upper;
+  rows[d + i] = meta[d + i] = lower;
+  const int row_vectors = d * 2 / 16, half_vectors = t.block_size * row_vectors;
+  auto* home = reinterpret_cast<uint4*>(item.seal_home + layer * t.home_layer_stride) + int64_t{h} * 2 * half_vectors;
+  for (int v = i; v < 2 * half_vectors; v += blockDim.x) {
+    const int in_half = v % half_vectors, token = in_half / row_vectors, c = in_half % row_vectors;
+    home[v] = *reinterpret_cast<const uint4*>(k + (v < half_vectors ? 0 : t.pool.v_offset) +
+                                              token * t.pool.token_stride + c * 16);
+  }
+}
+
+__global__ void norm_kernel(const float* x, const float* weight, float eps, int64_t cols, int32_t per_item,
+                            int32_t rows, uint16_t* out) {
+  __shared__ float scratch[32];
+  const int64_t i = blockIdx.x, row = i / per_item * rows + i % per_item;
+  const auto* from = reinterpret_cast<const float4*>(x + row * cols);
+  const auto* w = reinterpret_cast<const float4*>(weight);
+  auto* to = reinterpret_cast<ushort4*>(out + i * cols);
+  float squares = 0;
+  for (int64_t c = threadIdx.x; c < cols / 4; c += blockDim.x) {
+    const float4 v = from[c];
+    squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+  }
+  const float scale = rsqrtf(block_sum(squares, scratch) / static_cast<float>(cols) + eps);
+  for (int64_t c = threadIdx.x; c < cols / 4; c += blockDim.x) {
+    const float4 v = from[c], g = w[c];
+    to[c] = {float_to_bf16_bits(v.x * scale * g.x), float_to_bf16_bits(v.y * scale * g.y),
+             float_to_bf16_bits(v.z * scale * g.z), float_to_bf16_bits(v.w * scale * g.w)};
+  }
+}
+
+__global__ void to_bf16_kernel(const float4* x, int64_t quads, ushort4* out) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= quads) return;
+  const float4 v = x[i];
+  out[i] = {float_to_bf16_bits(v.x), float_to_bf16_bits(v.y), float_to_bf16_bits(v.z), float_to_bf16_bits(v.w)};
+}
+
+__device__ float swiglu(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+
+__global__ void swiglu_kernel(const float* gate_up, int64_t rows, int64_t inner, uint16_t* out) {
+  const int64_t quads = inner / 4, i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= rows * quads) return;
+  const int64_t r = i / quads, c = i % quads;
+  const auto* from = reinterpret_cast<const float4*>(gate_up + r * 2 * inner);
+  const float4 g = from[c], u = from[quads + c];
+  reinterpret_cast<ushort4*>(out + r * inner)[c] = {
+      float_to_bf16_bits(swiglu(g.x, u.x)), float_to_bf16_bits(swiglu(g.y, u.y)),
+      float_to_bf16_bits(swiglu(g.z, u.z)), float_to_bf16_bits(swiglu(g.w, u.w))};
+}
+
+// The larger value wins, at equality the lower index; NaN never does.
+__device__ void better(float& value, int32_t& index, float other, int32_t other_index) {
+  if (other_index >= 0 && (index < 0 || other > value || (other == value && other_index < index))) {
+    value = other;
+    index = other_index;
+  }
+}
+
+__global__ void __launch_bounds__(1024) argmax_kernel(const float* x, int64_t cols, int32_t* best) {
+  __shared__ float values[32];
+  __shared__ int32_t indices[32];
+  const float* row = x + int64_t{blockIdx.x} * cols;
+  float value = 0;
+  int32_t index = -1;
+  for (int64_t i = threadIdx.x; i < cols; i += blockDim.x) {
+    const float v = row[i];
+    if (v == v) better(value, index, v, static_cast<int32_t>(i));
+  }
+  for (int offset = 16; offset > 0; offset /= 2) {
+    const float v = __shfl_xor_sync(0xffffffffu, value, offset);
+    const int32_t k = __shfl_xor_sync(0xffffffffu, index, offset);
+    better(value, index, v, k);
+  }
+  if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = value, indices[threadIdx.x / 32] = index;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (unsigned w = 1; w < blockDim.x / 32; ++w) better(value, index, values[w], indices[w]);
+  best[blockIdx.x] = index;
+}
+
+}  // namespace
+
+void step_qkv(cuda::CudaStream& s, const StepTables& t, int layer, const QkvParams& p) {
+  const dim3 grid(static_cast<unsigned>(t.batch * t.rows), static_cast<unsigned>(t.kv_heads * (t.q_per_kv + 2)));
+  OASIS_CHECK(t.head_dim % 32 == 0, "head_dim {}: a captured step takes multiples of 32", t.head_dim);
+  qkv_kernel<<<grid, t.head_dim, static_cast<size_t>(t.head_dim) * sizeof(float), s.handle()>>>(t, layer, p);
+  OASIS_CUDA_CHECK(cudaGetLastError());
+}
+
+void step_seal(cuda::CudaStream& s, const StepTables& t, int layer, float beta) {
+  const dim3 grid(static_cast<unsigned>(t.batch), static_cast<unsigned>(t.kv_heads));
+  seal_kernel<<<grid, t.head_dim, 0, s.handle()>>>(t, layer, beta);
+  OASIS_CUDA_CHECK(cudaGetLastError());
+}
+
+void norm_to_bf16(cuda::CudaStream& s, const float* x, const float* weight, float eps, int64_t cols, int64_t count,
+                  int32_t per_item, int32_t rows, uint16_t* out) {
+  norm_kernel<<<static_cast<unsigned>(count), cols >= 2048 ? 512 : 128, 0, s.handle()>>>(x, weight, eps, cols, per_item,
+                                                                                        rows, out);
+  OASIS_CUDA_CHECK(cudaGetLastError());
+}
+
+void to_bf16(cuda::CudaStream& s, const float* x, int64_t count, uint16_t* out) {
+  const int64_t quads = count / 4;
+  to_bf16_kernel<<<static_cast<unsigned>((quads + 255) / 256), 256, 0, s.handle()>>>(
+      reinterpret_cast<const float4*>(x), quads, reinterpret_cast<ushort4*>(out));
+  OASIS_CUDA_CHECK(cudaGetLastError());
+}
+
+void swiglu_to_bf16(cuda::CudaStream& s, const float* gate_up, int64_t rows, int64_t inner, uint16_t* out) {
+  swiglu_kernel<<<static_cast<unsigned>((rows * inner / 4 + 255) / 256), 256, 0, s.handle()>>>(gate_up, rows, inner,
+                                                                                               out);
+  OASIS_CUDA_CHECK(cudaGetLastError());
+}
+
+void argmax(cuda::CudaStream& s, const float* x, int64_t rows, int64_t cols, int32_t* best) {
+  argmax_kernel<<<static_cast<unsigned>(rows), 1024, 0, s.handle()>>>(x, cols, best);
+  OASIS_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace oasis::kernels
