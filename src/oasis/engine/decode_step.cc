@@ -22,6 +22,7 @@ Result<DecodeStep> DecodeStep::create(Device& device, model::Transformer& transf
   d.rope_ = take(m.head_dim), d.rope_next_ = take(m.head_dim);
   d.features_ = take(drafter.feature_dim());
   d.logits_ = d.logit_memory_.as<float>();
+  OASIS_ASSIGN_OR_RETURN(d.graph_, make_graph_step(device, transformer, core, drafter, config));
   return d;
 }
 
@@ -50,14 +51,22 @@ void DecodeStep::run(std::span<EngineSequence* const> batch, std::vector<std::ve
     tokens_.insert(tokens_.end(), s->drafts.begin(), s->drafts.begin() + (steps_.back().rows - 1));
   }
   core_->begin_step(steps_);
-  layers(static_cast<int64_t>(tokens_.size()));
-  compute_logits(batch);
+  sequence_features_.clear();
+  if (graph_) {
+    graph_->run(steps_, tokens_);
+    for (const auto& st : steps_) sequence_features_.push_back(graph_->features(st.sequence));
+  } else {
+    layers(static_cast<int64_t>(tokens_.size()));
+    compute_logits(batch);
+    for (const int32_t row : first_row_) sequence_features_.push_back(features_ + row * drafter_->feature_dim());
+  }
 
   std::vector<lookahead::StepOutcome> outcomes;
   sampled.resize(batch.size());
   for (size_t i = 0; i < batch.size(); ++i) {
     sampled[i].clear();
-    sample(*batch[i], steps_[i], logits_ + first_logit_[i] * transformer_->config().vocab, sampled[i]);
+    float* logits = graph_ ? nullptr : logits_ + first_logit_[i] * transformer_->config().vocab;
+    sample(*batch[i], steps_[i], logits, sampled[i]);
     outcomes.push_back({.sequence = batch[i]->index, .advanced = static_cast<int32_t>(sampled[i].size())});
   }
   core_->end_step(outcomes, seconds_since(begin));
@@ -102,20 +111,30 @@ void DecodeStep::compute_logits(std::span<EngineSequence* const> batch) {
   stream_->synchronize();  // they are sampled on the host
 }
 
+Sampled DecodeStep::choose(EngineSequence& s, int32_t row, bool last, float* host_logits, bool& accepted) {
+  const auto vocab = static_cast<size_t>(transformer_->config().vocab);
+  if (!host_logits && !s.request.on_logits && s.sampler->plain_greedy()) {
+    const Sampled y{.token = graph_->best(s.index, row)};
+    accepted = !last && y.token == s.drafts[static_cast<size_t>(row)];
+    return y;
+  }
+  const std::span<float> z =
+      host_logits ? std::span(host_logits + static_cast<size_t>(row) * vocab, vocab) : graph_->logits(s.index, row);
+  if (s.request.on_logits) s.request.on_logits(s.output_length(), z);
+  const auto position = static_cast<int64_t>(s.tokens.size());
+  if (last) return s.sampler->sample(z, position);
+  return s.sampler->sample_or_accept(z, position, s.drafts[static_cast<size_t>(row)], accepted);
+}
+
 // The token after x_t and, as long as drafts are accepted, those after them.
-void DecodeStep::sample(EngineSequence& s, const lookahead::StepSequence& st, const float* logits,
+void DecodeStep::sample(EngineSequence& s, const lookahead::StepSequence& st, float* host_logits,
                         std::vector<Sampled>& out) {
-  const int64_t vocab = transformer_->config().vocab;
   const int32_t verified = core_->verified(st.sequence);
   for (int32_t row = 0; row < verified; ++row) {
-    const std::span<float> z(const_cast<float*>(logits) + row * vocab, static_cast<size_t>(vocab));
     const int32_t output = s.output_length();
-    if (s.request.on_logits) s.request.on_logits(output, z);
     const bool last = row + 1 == verified;
     bool accepted = false;
-    const auto position = static_cast<int64_t>(s.tokens.size());
-    Sampled y = last ? s.sampler->sample(z, position)
-                     : s.sampler->sample_or_accept(z, position, s.drafts[static_cast<size_t>(row)], accepted);
+    Sampled y = choose(s, row, last, host_logits, accepted);
     if (y.token < 0) {  // some token stands in until the step is over, and the sequence with it
       s.error = broken_logits();
       y.token = 0;
@@ -153,7 +172,7 @@ void DecodeStep::propose(std::span<EngineSequence* const> batch, std::span<const
                      .history = s.tokens,
                      .first_position = static_cast<int32_t>(s.tokens.size()) - 1 - outcomes[i].advanced,
                      .rows = outcomes[i].advanced,
-                     .features = features_ + first_row_[i] * drafter_->feature_dim(),
+                     .features = sequence_features_[i],
                      .want = most,
                      .drafts = s.drafts.data()});
   }

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "oasis/engine/graph_step.h"
 #include "oasis/engine/sequence.h"
 #include "oasis/model/transformer.h"
 
@@ -32,7 +33,9 @@ class DecodeStep {
       : transformer_(&transformer), core_(&core), drafter_(&drafter), config_(&config) {}
   void layers(int64_t rows);
   void compute_logits(std::span<EngineSequence* const> batch);
-  void sample(EngineSequence& s, const lookahead::StepSequence& st, const float* logits, std::vector<Sampled>& out);
+  // The token that a row gives: drawn from its logits, or the argmax that the device found.
+  Sampled choose(EngineSequence& s, int32_t row, bool last, float* host_logits, bool& accepted);
+  void sample(EngineSequence& s, const lookahead::StepSequence& st, float* host_logits, std::vector<Sampled>& out);
   void propose(std::span<EngineSequence* const> batch, std::span<const lookahead::StepOutcome> outcomes);
 
   model::Transformer* transformer_;
@@ -45,6 +48,8 @@ class DecodeStep {
   float *x_ = nullptr, *q_ = nullptr, *q_unrotated_ = nullptr, *q_next_ = nullptr, *k_ = nullptr, *v_ = nullptr,
         *attention_ = nullptr;
   float *rope_ = nullptr, *rope_next_ = nullptr, *features_ = nullptr, *logit_rows_ = nullptr, *logits_ = nullptr;
+  std::unique_ptr<GraphStep> graph_;
+  std::vector<const float*> sequence_features_;  // [batch]
   std::vector<lookahead::StepSequence> steps_;
   std::vector<int32_t> tokens_, first_row_, first_logit_;
   double propose_seconds_ = 0;

@@ -300,6 +300,12 @@ Sampler::Sampler(SamplingParams params, int64_t vocab, std::span<const int32_t> 
   seen_.erase(std::unique(seen_.begin(), seen_.end()), seen_.end());
 }
 
+bool Sampler::plain_greedy() const {
+  const SamplingParams& p = params_;
+  return p.temperature == 0 && p.repetition_penalty == 1 && p.presence_penalty == 0 && p.frequency_penalty == 0 &&
+         p.logit_bias.empty() && p.logprobs < 0;
+}
+
 void Sampler::append(int32_t token) {
   OASIS_CHECK(token >= 0 && token < vocab_, "token {} is outside [0, {})", token, vocab_);
   const auto at = std::lower_bound(counts_.begin(), counts_.end(), std::pair{token, 0});

@@ -56,6 +56,8 @@ class Sampler {
   // The token became part of the output (counts for penalties).
   void append(int32_t token);
   const SamplingParams& params() const { return params_; }
+  // The token is the argmax of the logits as they come, and nothing else is asked of them.
+  bool plain_greedy() const;
 
  private:
   struct Edit {

@@ -43,7 +43,8 @@ void KvCore::begin_step(std::span<const StepSequence> steps) {
   std::fill(switching_.begin(), switching_.end(), 0);
   std::fill(tables_.begin(), tables_.end(), kernels::BlockTable{});
   any_sparse_ = any_switching_ = false;
-  step_wait_ = 0;
+  step_wait_ = mirror_busy_ = 0;
+  mirror_moved_ = 0;
   busy_before_ = transfer_->busy_seconds();
   moved_before_ = transfer_->moved();
   refused_before_ = stats_.refused_cap;
@@ -478,6 +479,7 @@ int32_t KvCore::verified(int32_t sequence) const { return verified_[static_cast<
 void KvCore::end_step(std::span<const StepOutcome> outcomes, double seconds) {
   OASIS_CHECK(outcomes.size() == steps_.size(), "{} outcomes of {} sequences", outcomes.size(), steps_.size());
   for (const auto& [sequence, block] : sealing_) {
+    if (away(sequence)) continue;  // sealed on the device, home record and all
     const Sequence& s = seq(sequence);
     summaries_.read(s.summary_pages[static_cast<size_t>(block)],
                     homes_.tier().meta(s.homes[static_cast<size_t>(block)]));
@@ -498,12 +500,12 @@ void KvCore::end_step(std::span<const StepOutcome> outcomes, double seconds) {
   }
   take_errors();
   ++stats_.steps;
-  const double busy = transfer_->busy_seconds() - busy_before_;
+  const double busy = transfer_->busy_seconds() - busy_before_ + mirror_busy_;
   stats_.transfer_seconds += busy;
   policy_->end_step({.seconds = seconds,
                      .wait_seconds = step_wait_,
                      .transfer_seconds = busy,
-                     .fetched = transfer_->moved() - moved_before_,
+                     .fetched = transfer_->moved() - moved_before_ + mirror_moved_,
                      .refused = stats_.refused_cap - refused_before_,
                      .block_head_bytes = config_.shape.block_head_bytes()});
   // This step has waited for the last step's transfers, layer by layer, so what was freed then is at rest.

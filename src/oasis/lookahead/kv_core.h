@@ -40,6 +40,22 @@ struct SavedSequence {
   int32_t open_end = 0;
 };
 
+// Keeps the state of running sequences on a device, so that their steps need no host in between. What the core's own
+// arrays hold of a sequence is stale while it is away.
+class Mirror {
+ public:
+  virtual ~Mirror() = default;
+  virtual bool away(int32_t sequence) const = 0;
+  // Brings the sequence's maps, lists and predictions back into the core's arrays; its transfers are done then.
+  virtual void bring_home(int32_t sequence) = 0;
+  // The block's home and summary page are others now.
+  virtual void moved(int32_t sequence, int32_t block) = 0;
+  // The sequence leaves: what is kept of it is void.
+  virtual void forget(int32_t sequence) = 0;
+  // Returns when nothing is in flight any more.
+  virtual void drain() = 0;
+};
+
 class KvCore {
  public:
   // Bytes of the maps and lists of all sequences: part of the fast tier.
@@ -111,6 +127,9 @@ class KvCore {
   // Gives up a saved sequence for good.
   void discard(SavedSequence& saved);
 
+  // Borrowed; null: none. It is called at step borders.
+  void set_mirror(Mirror* mirror) { mirror_ = mirror; }
+
   const CoreStats& stats() const { return stats_; }
   // The prediction of the sequence's last step for a layer and head, in rank order.
   std::span<const int32_t> predicted(int32_t sequence, int32_t layer, int32_t head) const;
@@ -128,8 +147,14 @@ class KvCore {
   Status check_integrity() const;
 
  private:
+  friend class DeviceCore;  // lookahead/cuda: the same state on a GPU
   KvCore(Device& device, CoreConfig config, kv::HomeStore& homes, kv::PagePool pages, kv::SummaryPool summaries);
   static int64_t list_stride(const CoreConfig& config);
+  struct MapSection {
+    int64_t offset;  // in map_memory_
+    int64_t bytes;   // of one (layer, sequence)
+  };
+  static std::vector<MapSection> map_sections(const CoreConfig& config);
   void allocate_state();
 
   // Index of (layer, sequence, head) in the arrays below.
@@ -182,6 +207,10 @@ class KvCore {
   Status check_maps(int32_t sequence) const;
   void extend_dense_lists(int32_t sequence, int32_t first_block);
   void free_pages_of(Sequence& s);
+  bool away(int32_t sequence) const { return mirror_ && mirror_->away(sequence); }
+  void bring_home(int32_t sequence) const {
+    if (away(sequence)) mirror_->bring_home(sequence);
+  }
   std::vector<TransferItem> fetch_items(int32_t layer, const kernels::Fetch* fetches, const int32_t* counts) const;
   void fill_present(int32_t layer);
   void take_errors();
@@ -203,6 +232,7 @@ class KvCore {
   std::vector<int32_t> summary_page_of_home_;  // [homes]: the live summary page of a home, or -1
   Buffer map_memory_;
   CoreStats stats_;
+  Mirror* mirror_ = nullptr;
   bool keep_traces_ = false;
 
   // State of all sequences, indexed by at(): persistent between steps, in map_memory_.
@@ -219,11 +249,11 @@ class KvCore {
   int64_t step_ = -1;  // global number; transfers and deferred frees go by it
   std::vector<StepSequence> steps_;
   std::vector<int32_t> positions_, row_table_, row_block_, row_begin_, first_row_;
-  std::vector<int32_t> candidates_, switching_;       // [max_sequences]
-  std::vector<std::pair<int32_t, int32_t>> sealing_;  // (sequence, block)
-  std::vector<int32_t> verified_;                     // [max_sequences]
-  double step_wait_ = 0, busy_before_ = 0;
-  int64_t moved_before_ = 0, refused_before_ = 0;
+  std::vector<int32_t> candidates_, switching_;               // [max_sequences]
+  std::vector<std::pair<int32_t, int32_t>> sealing_;          // (sequence, block)
+  std::vector<int32_t> verified_;                             // [max_sequences]
+  double step_wait_ = 0, busy_before_ = 0, mirror_busy_ = 0;  // mirror_*: by a mirror's transfers in this step
+  int64_t moved_before_ = 0, refused_before_ = 0, mirror_moved_ = 0;
   bool any_sparse_ = false, any_switching_ = false, agreement_step_ = false;
 
   // Scratch of one layer, [max_sequences, kv_heads, ..] unless said otherwise.

@@ -9,6 +9,7 @@ namespace oasis::lookahead {
 
 SavedSequence KvCore::save(int32_t sequence) {
   transfer_->drain();  // the working set is at rest
+  bring_home(sequence);
   Sequence& s = seq(sequence);
   OASIS_CHECK(s.ready, "sequence {} is not between steps", sequence);
   const auto& shape = config_.shape;
@@ -116,11 +117,13 @@ void KvCore::discard(SavedSequence& saved) {
 }
 
 std::span<const int32_t> KvCore::predicted(int32_t sequence, int32_t layer, int32_t head) const {
+  bring_home(sequence);
   const size_t i = at(layer, sequence, head);
   return {&predicted_[i * static_cast<size_t>(config_.resident_blocks)], static_cast<size_t>(predicted_count_[i])};
 }
 
 std::vector<std::pair<int32_t, int32_t>> KvCore::residents(int32_t sequence, int32_t layer, int32_t head) const {
+  bring_home(sequence);
   const kernels::HeadMap& map = maps_[at(layer, sequence, head)];
   std::vector<std::pair<int32_t, int32_t>> out;
   for (int32_t slot = 0; slot < config_.slots(); ++slot) {
@@ -133,6 +136,7 @@ std::vector<std::pair<int32_t, int32_t>> KvCore::residents(int32_t sequence, int
 }
 
 std::vector<int32_t> KvCore::listed(int32_t sequence, int32_t layer, int32_t head) const {
+  bring_home(sequence);
   const size_t i = at(layer, sequence, head);
   std::vector<int32_t> out;
   for (int32_t j = 0; j < list_count_[i]; ++j) {
@@ -181,6 +185,7 @@ Status KvCore::check_maps(int32_t index) const {
                   fmt::format("{} homes, {} summaries, {} sealed", s.homes.size(), s.summary_pages.size(), s.sealed));
   }
   if (!s.sparse) return {};
+  bring_home(index);
   for (int32_t l = 0; l < config_.shape.layers; ++l) {
     for (int32_t h = 0; h < config_.shape.kv_heads; ++h) {
       const kernels::HeadMap& map = maps_[at(l, index, h)];

@@ -30,7 +30,8 @@ Result<std::unique_ptr<KvCore>> KvCore::create(Device& device, CoreConfig config
   OASIS_ASSIGN_OR_RETURN(auto summaries, kv::SummaryPool::create(device, config.shape, config.summary_pages));
   std::unique_ptr<KvCore> core(new KvCore(device, std::move(config), homes, std::move(pages), std::move(summaries)));
   const CoreConfig& c = core->config_;
-  OASIS_ASSIGN_OR_RETURN(core->map_memory_, core->rules_device().allocate(static_cast<size_t>(map_bytes(c))));
+  OASIS_ASSIGN_OR_RETURN(core->map_memory_, device.allocate_pinned(static_cast<size_t>(map_bytes(c))));
+  std::memset(core->map_memory_.data(), 0, core->map_memory_.bytes());
   const auto heads = static_cast<size_t>(c.max_sequences) * static_cast<size_t>(c.shape.kv_heads);
   const auto rows = static_cast<size_t>(c.max_sequences) * static_cast<size_t>(1 + c.max_draft_rows);
   const auto width = static_cast<size_t>(c.shape.kv_heads) * static_cast<size_t>(c.q_per_kv * c.shape.head_dim);
@@ -49,11 +50,22 @@ int64_t KvCore::list_stride(const CoreConfig& c) {
   return std::max<int64_t>(c.dense_blocks, std::min(c.attend_blocks, c.max_blocks) + CoreConfig::kOpenSlots + 1);
 }
 
-// slot_of_block, block_of_slot, last_predicted, P with its count, the list with its count, the spread.
-int64_t KvCore::map_bytes(const CoreConfig& c) {
-  const int64_t heads = int64_t{c.shape.layers} * c.max_sequences * c.shape.kv_heads;
-  return heads * (4 * (c.max_blocks + 2 * c.slots() + c.resident_blocks + 3) + 8 * list_stride(c));
+// One after another in map_memory_, [layers, sequences, ..] each: the maps of all heads (slot_of_block, block_of_slot,
+// last_predicted), P, its count, the list, its count, the spread. Every section begins on a border of 64 bytes.
+std::vector<KvCore::MapSection> KvCore::map_sections(const CoreConfig& c) {
+  const int64_t heads = c.shape.kv_heads;
+  std::vector<MapSection> sections;
+  int64_t offset = 0;
+  for (const int64_t ints : {c.max_blocks + 2 * int64_t{c.slots()}, int64_t{c.resident_blocks}, int64_t{1},
+                             2 * list_stride(c), int64_t{1}, int64_t{1}}) {
+    sections.push_back({.offset = offset, .bytes = heads * ints * 4});
+    offset += (int64_t{c.shape.layers} * c.max_sequences * sections.back().bytes + 63) / 64 * 64;
+  }
+  sections.push_back({.offset = offset, .bytes = 0});  // the end
+  return sections;
 }
+
+int64_t KvCore::map_bytes(const CoreConfig& c) { return map_sections(c).back().offset; }
 
 void KvCore::allocate_state() {
   const auto& c = config_;
@@ -61,19 +73,20 @@ void KvCore::allocate_state() {
   const size_t all = static_cast<size_t>(c.shape.layers) * sequences * heads, one = sequences * heads;
   const auto resident = static_cast<size_t>(c.resident_blocks);
   list_stride_ = list_stride(c);
-  auto* ints = map_memory_.as<int32_t>();
-  const auto take = [&](size_t n) { return std::exchange(ints, ints + n); };
+  const std::vector<MapSection> sections = map_sections(c);
+  const auto section = [&](size_t i) { return reinterpret_cast<int32_t*>(map_memory_.data() + sections[i].offset); };
   maps_.resize(all);
+  int32_t* next = section(0);
   for (auto& m : maps_) {
-    m.slot_of_block = take(static_cast<size_t>(c.max_blocks));
-    m.block_of_slot = take(static_cast<size_t>(c.slots()));
-    m.last_predicted = take(static_cast<size_t>(c.slots()));
+    m.slot_of_block = std::exchange(next, next + c.max_blocks);
+    m.block_of_slot = std::exchange(next, next + c.slots());
+    m.last_predicted = std::exchange(next, next + c.slots());
   }
-  predicted_ = take(all * resident);
-  predicted_count_ = take(all);
-  list_ = reinterpret_cast<kernels::ListEntry*>(take(all * static_cast<size_t>(list_stride_) * 2));
-  list_count_ = take(all);
-  spread_ = reinterpret_cast<float*>(take(all));
+  predicted_ = section(1);
+  predicted_count_ = section(2);
+  list_ = reinterpret_cast<kernels::ListEntry*>(section(3));
+  list_count_ = section(4);
+  spread_ = reinterpret_cast<float*>(section(5));
 
   sequences_.resize(sequences);
   summary_page_of_home_.assign(static_cast<size_t>(homes_.capacity()), -1);
@@ -153,6 +166,7 @@ void KvCore::free_pages_of(Sequence& s) {
 void KvCore::detach(int32_t sequence) {
   Sequence& s = seq(sequence);
   OASIS_CHECK(s.attached, "sequence {} is not attached", sequence);
+  if (away(sequence)) mirror_->forget(sequence);
   free_pages_of(s);
   for (const kv::HomeId home : s.homes) homes_.unref(home, step_);
   homes_.unreserve(s.reserved_homes);
@@ -161,6 +175,7 @@ void KvCore::detach(int32_t sequence) {
 
 void KvCore::settle() {
   transfer_->drain();
+  if (mirror_) mirror_->drain();
   take_errors();
   pages_.allocator().release_through(step_);
   summaries_.allocator().release_through(step_);
@@ -206,6 +221,7 @@ void KvCore::rehome(int32_t sequence, int32_t block, kv::HomeId home) {
   }
   homes_.unref(own, step_);
   own = home;
+  if (away(sequence)) mirror_->moved(sequence, block);
 }
 
 Status KvCore::begin_prefill(int32_t sequence, int32_t tokens, bool sparse, std::span<const kv::HomeId> prefix) {
@@ -453,6 +469,7 @@ void KvCore::set_list(int32_t layer, int32_t sequence, int32_t head, std::span<c
 }
 
 void KvCore::extend_dense_lists(int32_t sequence, int32_t first_block) {
+  if (away(sequence)) return;  // the step's first kernel does it
   const Sequence& s = seq(sequence);
   const auto blocks = static_cast<int32_t>(s.page_of_slot.size());
   OASIS_CHECK(blocks <= list_stride_, "a dense sequence of {} blocks, room for {}", blocks, list_stride_);
@@ -481,6 +498,7 @@ void KvCore::finish_prefill(int32_t sequence) {
 // At the end of the step that outgrew the dense limit: keeps the R best by that step's prediction, frees the rest,
 // fetches nothing. Called before the position moves on.
 void KvCore::become_sparse(int32_t sequence) {
+  bring_home(sequence);
   Sequence& s = seq(sequence);
   const int32_t slots = config_.slots();
   while (static_cast<int32_t>(s.page_of_slot.size()) < slots) {

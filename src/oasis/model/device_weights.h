@@ -1,6 +1,6 @@
-// A model's weights where its device computes. The CPU uses them as they lie in their mapped files; a GPU gets a copy of
-// each matrix in bf16, quantised ones unpacked on the way. There q, k and v of a layer lie one after another, and so do
-// gate and up, so that each group can be one product.
+// A model's weights where its device computes. The CPU uses them as they lie in their mapped files; a GPU gets a copy
+// of each matrix in bf16, quantised ones unpacked on the way. There q, k and v of a layer lie one after another, and so
+// do gate and up, so that each group can be one product.
 #pragma once
 
 #include <map>
@@ -14,8 +14,8 @@ namespace oasis::model {
 
 class DeviceWeights {
  public:
-  // Borrows the device. On the CPU the views stay those of the checkpoint, which must outlive this. Fails with the bytes
-  // that did not fit.
+  // Borrows the device. On the CPU the views stay those of the checkpoint, which must outlive this. Fails with the
+  // bytes that did not fit.
   static Result<DeviceWeights> create(Device& device, const ModelWeights& weights);
 
   const ModelWeights& weights() const { return weights_; }

@@ -46,9 +46,9 @@ struct StepTables {
   int32_t* summary_pages = nullptr;    // [sequences, max_blocks]
   std::byte** homes = nullptr;         // [sequences, max_blocks]: part of layer 0
   int32_t max_blocks = 0;
-  int64_t home_layer_stride = 0;        // bytes
-  ListEntry* lists = nullptr;           // [layers, sequences, kv_heads, list_stride]
-  int32_t* list_count = nullptr;        // [layers, sequences, kv_heads]
+  int64_t home_layer_stride = 0;  // bytes
+  ListEntry* lists = nullptr;     // [layers, sequences, kv_heads, list_stride]
+  int32_t* list_count = nullptr;  // [layers, sequences, kv_heads]
   int64_t list_stride = 0;
   SelectItem* select_items = nullptr;  // [layers, sequences]
   Fetch* fetches = nullptr;            // [layers, sequences, kv_heads, fetch_stride]
@@ -64,9 +64,9 @@ struct StepTables {
 // The border between steps and between streams. One in device memory.
 struct StepFlags {
   static constexpr int kMaxLayers = 256;
-  int64_t step = 0;                // of the graph that runs or ran last
-  int64_t planned[kMaxLayers] = {};  // last step whose plan of the layer is published
-  int64_t done[kMaxLayers] = {};     // last step whose plan is in the slots
+  int64_t step = 0;                     // of the graph that runs or ran last
+  int64_t planned[kMaxLayers] = {};     // last step whose plan of the layer is published
+  int64_t done[kMaxLayers] = {};        // last step whose plan is in the slots
   int32_t plan_count[kMaxLayers] = {};  // copies of the published plan
   int32_t plan_fill[kMaxLayers] = {};   // of the plan under way
   uint32_t plan_ticket[kMaxLayers] = {}, done_ticket[kMaxLayers] = {};
@@ -83,11 +83,11 @@ void step_prologue(cuda::CudaStream&, const StepTables&, StepFlags* flags);
 
 // After the QKV product, one layer: q/k norm, RoPE, K and V into their slots, the rows that score gathered.
 struct QkvParams {
-  const float* qkv = nullptr;  // [batch * rows, (heads + 2 kv_heads) * head_dim]
+  const float* qkv = nullptr;     // [batch * rows, (heads + 2 kv_heads) * head_dim]
   const float* q_norm = nullptr;  // [head_dim] or null
   const float* k_norm = nullptr;
   float eps = 0;
-  bool interleaved = false;         // as in RopeParams
+  bool interleaved = false;          // as in RopeParams
   const float* rope = nullptr;       // [batch * rows, 2, head_dim / 2]
   const float* rope_next = nullptr;  // [batch, 2, head_dim / 2]: of the position after x_t's
   float* q = nullptr;                // [batch * rows, heads * head_dim]
@@ -97,6 +97,9 @@ void step_qkv(cuda::CudaStream&, const StepTables&, int layer, const QkvParams&)
 
 // Blocks that x_t completes: summary into its page and its home record, block-heads into their home.
 void step_seal(cuda::CudaStream&, const StepTables&, int layer, float beta);
+
+// counts [batch, kv_heads] of ranked blocks: those of sparse sequences are cut to K, where others are ranked up to R.
+void step_clamp(cuda::CudaStream&, const StepTables&, int32_t* counts);
 
 // Foreground: returns (on the stream) when the plan of the step before is in the slots of this layer.
 void step_wait(cuda::CudaStream&, int layer, StepFlags* flags);

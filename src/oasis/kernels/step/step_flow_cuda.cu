@@ -34,7 +34,7 @@ __device__ int64_t poll(const int64_t* p, int64_t value) {
 
 __global__ void prologue_kernel(StepTables t, StepFlags* flags) {
   const int s = blockIdx.x;
-  if (s == 0 && threadIdx.x == 0) ++flags->step;
+  if (flags && s == 0 && threadIdx.x == 0) ++flags->step;
   const StepItem item = t.items[s];
   int32_t* pages = t.page_of_slot + int64_t{s} * t.slot_stride;
   if (threadIdx.x == 0 && item.rows > 0) {
@@ -66,6 +66,11 @@ __global__ void prologue_kernel(StepTables t, StepFlags* flags) {
     t.lists[at * t.list_stride + item.dense_block] = {item.dense_block, item.dense_page};
     t.list_count[at] = item.dense_block + 1;
   }
+}
+
+__global__ void clamp_kernel(StepTables t, int32_t* counts) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < t.batch * t.kv_heads && t.items[i / t.kv_heads].sparse) counts[i] = min(counts[i], t.attended);
 }
 
 __global__ void wait_kernel(int layer, StepFlags* flags) {
@@ -135,8 +140,8 @@ __device__ void copy_run(const Copy& copy, int vectors, int lane) {
   }
 }
 
-__global__ void __launch_bounds__(1024) transfer_kernel(int64_t step, int layers, const Copy* copies,
-                                                        int64_t copy_stride, int vectors, StepFlags* flags) {
+__global__ void __launch_bounds__(1024)
+    transfer_kernel(int64_t step, int layers, const Copy* copies, int64_t copy_stride, int vectors, StepFlags* flags) {
   __shared__ bool gave_up;
   __shared__ int64_t begin;
   const int warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, warps = gridDim.x * blockDim.x / 32;
@@ -189,6 +194,11 @@ __global__ void epilogue_kernel(const int32_t* stats, int64_t heads, int32_t lay
 void step_prologue(cuda::CudaStream& s, const StepTables& t, StepFlags* flags) {
   OASIS_CHECK(t.layers <= StepFlags::kMaxLayers, "{} layers, the limit is {}", t.layers, StepFlags::kMaxLayers);
   prologue_kernel<<<t.batch, 128, 0, s.handle()>>>(t, flags);
+  OASIS_CUDA_CHECK(cudaGetLastError());
+}
+
+void step_clamp(cuda::CudaStream& s, const StepTables& t, int32_t* counts) {
+  clamp_kernel<<<(t.batch * t.kv_heads + 127) / 128, 128, 0, s.handle()>>>(t, counts);
   OASIS_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -64,8 +64,7 @@ __global__ void seal_kernel(StepTables t, int layer, float beta) {
   if (item.rows == 0 || item.seal_block < 0) return;
   const int32_t page = page_of(t, item, layer, s, h, item.seal_block);
   if (page < 0) return;
-  const std::byte* k =
-      t.pool.base + layer * t.pool_layer_stride + page * t.pool.page_stride + h * t.pool.head_stride;
+  const std::byte* k = t.pool.base + layer * t.pool_layer_stride + page * t.pool.page_stride + h * t.pool.head_stride;
   float most = -INFINITY, least = INFINITY;
   for (int token = 0; token < t.block_size; ++token) {
     const float x = bf16_bits_to_float(reinterpret_cast<const uint16_t*>(k + token * t.pool.token_stride)[i]);
@@ -76,7 +75,12 @@ __global__ void seal_kernel(StepTables t, int layer, float beta) {
   const uint16_t upper = float_to_bf16_bits(most - inset), lower = float_to_bf16_bits(least + inset);
   auto* rows = reinterpret_cast<uint16_t*>(t.summaries.base + layer * t.summary_layer_stride +
                                            item.seal_summary * t.summaries.page_stride + h * t.summaries.head_stride);
-  auto* meta = reinterpret_cast<uint16_t*>(item.seal_meta + layer * t.summaries.page_stride + h * t.summaries.head_stride);
+  if (!item.seal_home) {  // writing it home has failed: the sequence ends after this step
+    rows[i] = upper, rows[d + i] = lower;
+    return;
+  }
+  auto* meta =
+      reinterpret_cast<uint16_t*>(item.seal_meta + layer * t.summaries.page_stride + h * t.summaries.head_stride);
   rows[i] = meta[i] = upper;
   rows[d + i] = meta[d + i] = lower;
   const int row_vectors = d * 2 / 16, half_vectors = t.block_size * row_vectors;
@@ -124,8 +128,8 @@ __global__ void swiglu_kernel(const float* gate_up, int64_t rows, int64_t inner,
   const auto* from = reinterpret_cast<const float4*>(gate_up + r * 2 * inner);
   const float4 g = from[c], u = from[quads + c];
   reinterpret_cast<ushort4*>(out + r * inner)[c] = {
-      float_to_bf16_bits(swiglu(g.x, u.x)), float_to_bf16_bits(swiglu(g.y, u.y)),
-      float_to_bf16_bits(swiglu(g.z, u.z)), float_to_bf16_bits(swiglu(g.w, u.w))};
+      float_to_bf16_bits(swiglu(g.x, u.x)), float_to_bf16_bits(swiglu(g.y, u.y)), float_to_bf16_bits(swiglu(g.z, u.z)),
+      float_to_bf16_bits(swiglu(g.w, u.w))};
 }
 
 // The larger value wins, at equality the lower index; NaN never does.
@@ -176,7 +180,7 @@ void step_seal(cuda::CudaStream& s, const StepTables& t, int layer, float beta) 
 void norm_to_bf16(cuda::CudaStream& s, const float* x, const float* weight, float eps, int64_t cols, int64_t count,
                   int32_t per_item, int32_t rows, uint16_t* out) {
   norm_kernel<<<static_cast<unsigned>(count), cols >= 2048 ? 512 : 128, 0, s.handle()>>>(x, weight, eps, cols, per_item,
-                                                                                        rows, out);
+                                                                                         rows, out);
   OASIS_CUDA_CHECK(cudaGetLastError());
 }
 
