@@ -26,7 +26,6 @@ struct GraphKey {
 
 struct Graph {
   cudaGraphExec_t exec = nullptr;
-  bool warm = false;  // its chain has run once, so that nothing in it allocates any more
 };
 
 int32_t bucket_of(int32_t batch, int32_t most) {
@@ -69,7 +68,7 @@ class CudaGraphStep : public GraphStep {
   }
 
  private:
-  void launch(const GraphKey& key);
+  void capture(const GraphKey& key, Graph& graph);
   void chain(const GraphKey& key);
   void layer(const GraphKey& key, int l, int64_t rows);
   void fold_taps(int l, int64_t rows);
@@ -148,28 +147,33 @@ void CudaGraphStep::run(std::span<const StepSequence> steps, std::span<const int
   OASIS_CUDA_CHECK(
       cudaMemcpyAsync(tokens_, ids, static_cast<size_t>(batch * rows) * 4, cudaMemcpyHostToDevice, stream_.handle()));
   core_->begin(stream_, steps, key_.kind);
-  core_->start_transfer(key_.kind);
-  launch(key_);
+  Graph& graph = graphs_[key_];
+  if (graph.exec) {
+    core_->start_transfer(key_.kind);
+    OASIS_CUDA_CHECK(cudaGraphLaunch(graph.exec, stream_.handle()));
+  } else {
+    // What a kernel's first launch loads and allocates may wait for everything that runs, so nothing may run that waits
+    // for this step: its transfer comes after it.
+    core_->drain();
+    chain(key_);
+    core_->start_transfer(key_.kind);
+  }
   stream_.synchronize();
   core_->end();
+  if (!graph.exec && !config_.serial) capture(key_, graph);
 }
 
-// The first step of a kind runs its kernels one by one, later ones as a graph.
-void CudaGraphStep::launch(const GraphKey& key) {
-  Graph& graph = graphs_[key];
-  if (!graph.warm || config_.serial) {
-    graph.warm = true;
-    return chain(key);
-  }
-  if (!graph.exec) {
-    cudaGraph_t captured = nullptr;
-    OASIS_CUDA_CHECK(cudaStreamBeginCapture(stream_.handle(), cudaStreamCaptureModeThreadLocal));
-    chain(key);
-    OASIS_CUDA_CHECK(cudaStreamEndCapture(stream_.handle(), &captured));
-    OASIS_CUDA_CHECK(cudaGraphInstantiate(&graph.exec, captured, 0));
-    OASIS_CUDA_CHECK(cudaGraphDestroy(captured));
-  }
-  OASIS_CUDA_CHECK(cudaGraphLaunch(graph.exec, stream_.handle()));
+// After the first step of a kind, which ran its kernels one by one.
+void CudaGraphStep::capture(const GraphKey& key, Graph& graph) {
+  core_->drain();
+  cudaGraph_t captured = nullptr;
+  OASIS_CUDA_CHECK(cudaStreamBeginCapture(stream_.handle(), cudaStreamCaptureModeThreadLocal));
+  chain(key);
+  OASIS_CUDA_CHECK(cudaStreamEndCapture(stream_.handle(), &captured));
+  OASIS_CUDA_CHECK(cudaGraphInstantiate(&graph.exec, captured, 0));
+  OASIS_CUDA_CHECK(cudaGraphDestroy(captured));
+  OASIS_CUDA_CHECK(cudaGraphUpload(graph.exec, stream_.handle()));
+  stream_.synchronize();
 }
 
 // One token through the model: this chain is the whole forward pass.

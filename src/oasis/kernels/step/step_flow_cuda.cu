@@ -5,7 +5,7 @@
 namespace oasis::kernels {
 namespace {
 
-constexpr int64_t kTimeoutNs = 20'000'000'000;  // nobody waits longer for a transfer
+constexpr int64_t kTimeoutNs = 4'000'000'000;  // nobody waits longer for a transfer
 
 __device__ int64_t load_acquire(const int64_t* p) {
   int64_t v;
