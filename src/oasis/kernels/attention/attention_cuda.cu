@@ -54,28 +54,47 @@ struct Chunks {
   }
 };
 
+// Copies kChunkKeys rows of keys or of values, `token_stride` apart, by all threads of the CTA.
+template <int kHeadDim, int kWarps>
+__device__ __forceinline__ void load_rows(std::byte* to, const std::byte* from, int token_stride, bool valid) {
+  constexpr int kPitch = Layout<kHeadDim, kWarps>::kPitch;
+  constexpr int kThreads = 32 * kWarps, kPieces = kHeadDim / 8;  // of 16 bytes, a row
+  const int thread = static_cast<int>(threadIdx.x & (kThreads - 1));
+  if constexpr (kThreads % kPieces == 0 && kChunkKeys * kPieces % kThreads == 0) {
+    constexpr int kRows = kThreads / kPieces;  // at a time
+    const int row = thread / kPieces, piece = thread % kPieces;
+    to += row * kPitch + piece * 16;
+    from += row * token_stride + piece * 16;
+#pragma unroll
+    for (int i = 0; i < kChunkKeys / kRows; ++i) {
+      cp_async_16(to + i * kRows * kPitch, from, valid);
+      from += kRows * token_stride;
+    }
+  } else {
+#pragma unroll 1
+    for (int at = thread; at < kChunkKeys * kPieces; at += kThreads) {
+      const int row = at / kPieces, piece = at % kPieces;
+      cp_async_16(to + row * kPitch + piece * 16, from + row * token_stride + piece * 16, valid);
+    }
+  }
+}
+
 // Starts the copies of tile `tile`, if there is one, and closes their group.
 template <int kHeadDim, int kWarps>
 __device__ __forceinline__ void load_tile(const AttentionParams& p, const Chunks& chunks, const std::byte* slots,
                                           int tile, std::byte* stage) {
-  using L = Layout<kHeadDim, kWarps>;
-  constexpr int kThreads = 32 * kWarps, kPieces = kHeadDim / 8;
+  constexpr int kChunkBytes = kChunkKeys * Layout<kHeadDim, kWarps>::kPitch;
   if (tile * 2 < chunks.count) {
     const int token_stride = static_cast<int>(p.pool.token_stride);
-    const int first = 2 * tile, second = min(first + 1, chunks.count - 1);
-    const bool two = first < second;
-    const std::byte* from0 =
-        slots + chunks.page_of(first) * p.pool.page_stride + chunks.within_block(first) * token_stride;
-    const std::byte* from1 =
-        slots + chunks.page_of(second) * p.pool.page_stride + chunks.within_block(second) * token_stride;
 #pragma unroll
-    for (int i = 0; i < 2 * kTileKeys * kPieces / kThreads; ++i) {
-      const int at = i * kThreads + static_cast<int>(threadIdx.x & (kThreads - 1));
-      const int row = at / kPieces, piece = at % kPieces;
-      const bool in_second = row / kChunkKeys % 2 == 1;
-      const std::byte* from = (in_second ? from1 : from0) + (row >= kTileKeys ? p.pool.v_offset : 0) +
-                              row % kChunkKeys * token_stride + piece * 16;
-      cp_async_16(stage + row * L::kPitch + piece * 16, from, two || !in_second);
+    for (int c = 0; c < 2; ++c) {
+      // Past the end zeros are written, and nothing is read.
+      const int chunk = min(2 * tile + c, chunks.count - 1);
+      const bool valid = 2 * tile + c < chunks.count;
+      const std::byte* keys =
+          slots + chunks.page_of(chunk) * p.pool.page_stride + chunks.within_block(chunk) * token_stride;
+      load_rows<kHeadDim, kWarps>(stage + c * kChunkBytes, keys, token_stride, valid);
+      load_rows<kHeadDim, kWarps>(stage + (2 + c) * kChunkBytes, keys + p.pool.v_offset, token_stride, valid);
     }
   }
   cp_async_commit();
@@ -191,9 +210,10 @@ __device__ __forceinline__ void attend_tile(Tile<kHeadDim>& t, const Chunks& chu
     for (int j = 0; j < 4; ++j) most = fmaxf(most, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
     most = fmaxf(most, __shfl_xor_sync(kAll, most, 1));
     most = fmaxf(most, __shfl_xor_sync(kAll, most, 2));
-    const float before = t.max[half] * scale;
+    // Rounded products, not fused with what follows: the same in every instantiation.
+    const float before = __fmul_rn(t.max[half], scale);
     t.max[half] = fmaxf(t.max[half], most);
-    const float base = t.max[half] == -INFINITY ? 0.0f : t.max[half] * scale;
+    const float base = t.max[half] == -INFINITY ? 0.0f : __fmul_rn(t.max[half], scale);
     correction[half] = exp2_approx(before - base);
     float sum = 0;
 #pragma unroll
@@ -312,7 +332,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend_splits(const AttentionCuda
     t.sum[half] += __shfl_xor_sync(kAll, t.sum[half], 2);
     if (t.position[half] == INT_MAX) continue;
     const int64_t at = a.partial(list, split, t.first_query + lane / 4 + 8 * half);
-    if (lane % 4 == 0) a.max_sum[at] = make_float2(t.max[half] * a.scale, t.sum[half]);
+    if (lane % 4 == 0) a.max_sum[at] = make_float2(__fmul_rn(t.max[half], a.scale), t.sum[half]);
     float* acc = a.acc + at * kHeadDim + lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kHeadDim / 8; ++j)
