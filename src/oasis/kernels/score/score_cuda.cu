@@ -67,7 +67,7 @@ struct Piece<KvType::kFp8E4M3> {
       sum = fmaf(w[2 * i], x.x, sum);
       sum = fmaf(w[2 * i + 1], x.y, sum);
     }
-    return sum * scale;
+    return __fmul_rn(sum, scale);  // not fused with the sum that it enters
   }
 };
 
