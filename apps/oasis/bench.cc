@@ -1,5 +1,6 @@
 // oasis bench: how fast prefill and decode are, and how close to what memory allows.
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -9,6 +10,7 @@
 #include "oasis/checks.h"
 #include "oasis/common.h"
 #include "oasis/flags.h"
+#include "oasis/model/random_checkpoint.h"
 
 namespace oasis::app {
 namespace {
@@ -20,7 +22,33 @@ struct BenchFlags : EngineFlags {
   std::optional<std::string> file;
   int prompt_tokens = 512, max_tokens = 128, batch = 1, warm_up = 4;
   bool json = false, measure_bandwidth = false;
+  std::string config_json, weights;  // in place of a model
+  bool synthetic = false;
 };
+
+// A model of random weights with the shapes of a config.json.
+Result<OpenModel> open_random(const BenchFlags& f) {
+  OASIS_ASSIGN_OR_RETURN(const model::ModelConfig config, model::read_config_json(f.config_json));
+  uint64_t seed = 0;
+  const std::string_view text = f.weights;
+  const bool random = text.starts_with("random:");
+  const auto [end, error] = std::from_chars(text.data() + (random ? 7 : 0), text.data() + text.size(), seed);
+  if (!random || error != std::errc() || end != text.data() + text.size()) {
+    return invalid_argument("--weights {}: write random:SEED", text);
+  }
+  OpenModel m;
+  OASIS_ASSIGN_OR_RETURN(m.device, open_device(f));
+  m.checkpoint = model::make_random(config, seed, m.device->backend() != Backend::kCpu);
+  return m;
+}
+
+Result<OpenModel> open_any(const BenchFlags& f) {
+  if (f.config_json.empty() != f.weights.empty()) return invalid_argument("--config and --weights go together");
+  if (f.model.empty() == f.config_json.empty()) {
+    return invalid_argument("give exactly one of -m MODEL and --config config.json with --weights random:SEED");
+  }
+  return f.model.empty() ? open_random(f) : open_model(f);
+}
 
 // Bytes a second that all threads together read from memory: the best of five passes over half a gibibyte.
 Result<double> read_bandwidth(Device& device) {
@@ -86,18 +114,31 @@ int run(BenchFlags& f) {
     if (!read.ok()) return fail(read.status(), kFailed);
     text = std::move(*read);
   }
-  auto opened = open_model(f);
+  auto opened = open_any(f);
   if (!opened.ok()) return fail(opened.status(), kFailed);
+  if (f.file && !opened->tokenizer) return fail(invalid_argument("-f {}: a model without a tokenizer", *f.file));
   watch_interrupt();
   // Between two items of a later prompt the earlier sequences decode one token each: they get that many more, so that
   // all of them still run when the last prompt is in.
   const auto& m = opened->checkpoint->config();
   const int items = m.layers * ((f.prompt_tokens + f.config.prefill_chunk - 1) / f.config.prefill_chunk);
-  const auto tokens_of = [&](int sequence) { return f.max_tokens + items * (f.batch - 1 - sequence); };
+  const auto tokens_of = [&](int sequence) {
+    return f.max_tokens + (f.synthetic ? 2 * f.batch : items * (f.batch - 1 - sequence));
+  };
   if (f.config.max_context == 0) f.config.max_context = f.prompt_tokens + tokens_of(0);
   f.config.max_sequences = f.batch;
   f.config.prefix_cache = false;
-  auto made = engine::Engine::create(*opened->device, *opened->checkpoint, &*opened->tokenizer, f.config);
+  f.config.synthetic_prompts = f.synthetic;
+  if (f.synthetic && f.config.capacity_memory == 0) {
+    // The homes of one prompt, which all share, and each one's own of what it decodes.
+    auto plan = engine::plan_memory(m, f.config, {});
+    if (!plan.ok()) return fail(plan.status());
+    const int bs = f.config.block_size;
+    const int64_t homes = f.prompt_tokens / bs + 4 + int64_t{f.batch} * (tokens_of(0) / bs + 3);
+    f.config.capacity_memory = static_cast<uint64_t>(homes * plan->home_bytes);
+  }
+  const text::Tokenizer* tokenizer = opened->tokenizer ? &*opened->tokenizer : nullptr;
+  auto made = engine::Engine::create(*opened->device, *opened->checkpoint, tokenizer, f.config);
   if (!made.ok()) return fail(made.status());
   auto& engine = **made;
   double bandwidth = 0;
@@ -119,6 +160,10 @@ int run(BenchFlags& f) {
     r.prompt = std::move(*prompt);
     r.max_tokens = tokens_of(b);
     r.ignore_eos = true;
+    if (f.synthetic) {  // one token for ever, so that prompt lookup drafts at every step
+      std::fill(r.prompt.begin(), r.prompt.end(), 1);
+      r.forced.assign(static_cast<size_t>(r.max_tokens), 1);
+    }
     r.on_event = [&, b](const engine::Event& e) {
       auto& mine = done[static_cast<size_t>(b)];
       mine = std::max<int64_t>(mine, e.prefilled) + static_cast<int64_t>(e.tokens.size());
@@ -173,6 +218,8 @@ int run(BenchFlags& f) {
   const int64_t read = bytes_a_step(engine, f, sparse, f.prompt_tokens + f.max_tokens / 2.0, metrics.weight_bytes);
 
   nlohmann::ordered_json j;
+  if (!f.weights.empty()) j["weights"] = f.weights;
+  if (f.synthetic) j["synthetic"] = "KV is noise; all sequences share one prompt's homes, not its summaries or slots";
   j["prefill"] = {{"tokens", int64_t{f.batch} * f.prompt_tokens},
                   {"seconds", prefill},
                   {"tokens_per_second", prefill > 0 ? f.batch * f.prompt_tokens / prefill : 0}};
@@ -194,6 +241,10 @@ int run(BenchFlags& f) {
   if (f.json) {
     emit("{}\n", j.dump(2));
     return kDone;
+  }
+  if (f.synthetic) {
+    emit("synthetic: weights {}, KV is noise, sequences share one prompt's homes (not summaries or slots)\n",
+         f.weights.empty() ? "of the model" : f.weights);
   }
   emit("prefill   {:8.1f} tok/s   {} tokens in {:.2f} s\n", j["prefill"]["tokens_per_second"].get<double>(),
        f.batch * f.prompt_tokens, prefill);
@@ -222,7 +273,18 @@ int run(BenchFlags& f) {
 void add_bench(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<BenchFlags>();
   auto* sub = app.add_subcommand("bench", "measure prefill and decode");
-  flags->add_model(*sub);
+  sub->add_option("-m,--model", flags->model, "a .gguf file or a Hugging Face folder")->type_name("PATH");
+  sub->add_option("--config", flags->config_json, "a config.json in place of a model, with --weights")
+      ->type_name("FILE");
+  sub->add_option("--weights", flags->weights, "random:SEED: weights drawn at random")->type_name("KIND");
+  sub->add_flag(
+      "--synthetic", flags->synthetic,
+      "do not read the prompts: their KV is noise, and sequences share one prompt's\nblocks in the capacity tier");
+  sub->add_option(
+         "--misses", flags->config.forced_misses,
+         "with --synthetic on a GPU: so many predicted blocks a head and step are\nmade absent (predict runs in full)")
+      ->type_name("N")
+      ->check(whole_number(0, 65536));
   const auto add = [&](const char* name, int& value, int most, const char* text) {
     sub->add_option(name, value, text)->type_name("N")->check(whole_number(1, most))->capture_default_str();
   };

@@ -143,14 +143,15 @@ Status EngineFlags::resolve() {
   return engine::validate(config);
 }
 
+Result<std::unique_ptr<Device>> open_device(const EngineFlags& flags) {
+  OASIS_ASSIGN_OR_RETURN(const int gpu, parse_device(flags.device));
+  if (gpu < 0) return make_cpu_device(flags.threads);
+  return make_cuda_device(gpu);
+}
+
 Result<OpenModel> open_model(const EngineFlags& flags) {
   OpenModel m;
-  OASIS_ASSIGN_OR_RETURN(const int gpu, parse_device(flags.device));
-  if (gpu < 0) {
-    m.device = make_cpu_device(flags.threads);
-  } else {
-    OASIS_ASSIGN_OR_RETURN(m.device, make_cuda_device(gpu));
-  }
+  OASIS_ASSIGN_OR_RETURN(m.device, open_device(flags));
   OASIS_ASSIGN_OR_RETURN(m.checkpoint, model::Checkpoint::open(flags.model));
   OASIS_ASSIGN_OR_RETURN(auto spec, m.checkpoint->tokenizer_spec());
   OASIS_ASSIGN_OR_RETURN(m.tokenizer, text::Tokenizer::create(std::move(spec)));

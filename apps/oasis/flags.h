@@ -45,6 +45,7 @@ struct OpenModel {
   std::optional<text::Tokenizer> tokenizer;
 };
 Result<OpenModel> open_model(const EngineFlags& flags);
+Result<std::unique_ptr<Device>> open_device(const EngineFlags& flags);
 
 // All of a file, or of standard input for "-".
 Result<std::string> read_text(const std::string& path);

@@ -39,6 +39,10 @@ struct EngineConfig {
   int32_t agreement_every = 8;       // steps between measurements of agreement; 0: never
   bool prefix_cache = true;
   bool serial = false;  // the reference mode of the pipeline, for tests
+  // Benches: prompts are not read; their KV, summaries and residents are noise. Sequences share the homes of the first
+  // one's prompt. `forced_misses` as in lookahead::CoreConfig, on a device that captures steps.
+  bool synthetic_prompts = false;
+  int32_t forced_misses = -1;
   lookahead::TestHooks hooks;
   // Tests: puts a double before the capacity tier.
   std::function<std::unique_ptr<kv::Tier>(std::unique_ptr<kv::Tier>, const kv::TierConfig&)> wrap_tier;

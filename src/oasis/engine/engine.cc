@@ -62,10 +62,12 @@ Status Engine::Impl::init() {
   OASIS_ASSIGN_OR_RETURN(auto tier, make_tier(device, config, plan, drafter->home_bytes()));
   homes = std::make_unique<kv::HomeStore>(std::move(tier), config.block_size);
   OASIS_ASSIGN_OR_RETURN(core, lookahead::KvCore::create(device, plan.core, *homes));
-  OASIS_ASSIGN_OR_RETURN(workspace, PrefillWorkspace::create(device, m, drafter->feature_dim(), context,
+  OASIS_ASSIGN_OR_RETURN(workspace, PrefillWorkspace::create(device, m, drafter->feature_dim(),
+                                                             config.synthetic_prompts ? config.block_size : context,
                                                              config.prefill_chunk, config.block_size));
   OASIS_ASSIGN_OR_RETURN(auto d, DecodeStep::create(device, *transformer, *core, *drafter, config));
   decode_step = std::make_unique<DecodeStep>(std::move(d));
+  if (config.synthetic_prompts) core->fill_with_noise();
   prefix_root = kv::prefix_root(checkpoint.fingerprint(), plan.core.shape, drafter->fingerprint());
   by_index.assign(static_cast<size_t>(config.max_sequences), nullptr);
   snapshot();

@@ -26,6 +26,7 @@ struct Engine::Impl {
   bool admit_one();
   bool prefill_item();
   bool start_over(EngineSequence& s);
+  Status synthesize_prompt(EngineSequence& s, bool sparse, std::span<const kv::HomeId> homes);
   void finish_prefill();
   void leave(EngineSequence& s);
   bool decode();
@@ -52,6 +53,7 @@ struct Engine::Impl {
   PrefillWorkspace workspace;
   std::unique_ptr<DecodeStep> decode_step;
   kv::PrefixKey prefix_root;
+  std::vector<kv::HomeId> synthetic_homes;  // of the first synthetic prompt, one reference each
 
   // Engine's thread only.
   std::vector<EngineSequence*> by_index;  // [max_sequences]

@@ -62,6 +62,7 @@ Result<MemoryPlan> plan_memory(const model::ModelConfig& m, const EngineConfig& 
   c.fetch = e.fetch;
   c.score = e.block_score;
   c.serial = e.serial;
+  c.forced_misses = e.forced_misses;
   c.agreement_every = e.agreement_every;
   c.hooks = e.hooks;
 

@@ -109,6 +109,10 @@ bool Engine::Impl::admit_one() {
     const bool dense_only = config.attention == Attention::kDense || config.fetch == lookahead::FetchMode::kExact;
     prefix = homes->match(prefix_root, s.tokens, dense_only ? kv::Provenance::kDense : kv::Provenance::kSparse);
   }
+  for (const kv::HomeId home : synthetic_homes) {
+    homes->ref(home);
+    prefix.push_back(home);
+  }
   const auto give_back = [&] {
     for (const kv::HomeId home : prefix) homes->unref(home, -1);
     homes->release_through(-1);
@@ -138,6 +142,11 @@ bool Engine::Impl::admit_one() {
   s.stats.cached_tokens = static_cast<int32_t>(prefix.size()) * config.block_size;
   s.published_blocks = static_cast<int32_t>(prefix.size());
   s.last_home = prefix.empty() ? kv::kNoHome : prefix.back();
+  if (config.synthetic_prompts) {
+    status = synthesize_prompt(s, sparse, prefix);
+    if (!status.ok()) finish(s, FinishReason::kError, std::move(status));
+    return true;
+  }
   prefilling = &s;
   prefill = std::make_unique<Prefill>(device.foreground(), *transformer, *core, *drafter, workspace, index, s.tokens,
                                       config.prefill_chunk);
@@ -165,6 +174,21 @@ bool Engine::Impl::prefill_item() {
     s.request.on_event({.prefilled = prefill->progress(), .prompt_tokens = s.prompt_length()});
   }
   return true;
+}
+
+// Benches: the prompt counts as read.
+Status Engine::Impl::synthesize_prompt(EngineSequence& s, bool sparse, std::span<const kv::HomeId> shared) {
+  OASIS_RETURN_IF_ERROR(drafter->attach(s.index));
+  OASIS_RETURN_IF_ERROR(core->synthesize(s.index, s.prompt_length(), sparse, shared));
+  if (synthetic_homes.empty()) {
+    synthetic_homes = core->sequence(s.index).homes;
+    for (const kv::HomeId home : synthetic_homes) homes->ref(home);
+  }
+  s.tokens.push_back(s.request.prompt.back());
+  s.published_blocks = static_cast<int32_t>(core->sequence(s.index).homes.size());
+  s.state = SequenceState::kRunning;
+  s.first_token = Clock::now();
+  return {};
 }
 
 // A shared prefix that cannot be read any more is a miss: the prompt waits for its turn again, which comes next.

@@ -7,6 +7,7 @@ const Kernels& kernels_for(Backend backend) {
       .append = append_cpu,
       .attention = attention_cpu,
       .embedding = embedding_cpu,
+      .fill_random = fill_random_cpu,
       .gather = gather_cpu,
       .locate = locate_cpu,
       .matmul = matmul_cpu,

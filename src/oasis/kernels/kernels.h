@@ -12,6 +12,7 @@
 #include "oasis/kernels/matmul/matmul.h"
 #include "oasis/kernels/norm/norm.h"
 #include "oasis/kernels/prefill_attention/prefill_attention.h"
+#include "oasis/kernels/random/random.h"
 #include "oasis/kernels/rope/rope.h"
 #include "oasis/kernels/score/score.h"
 #include "oasis/kernels/seal/seal.h"
@@ -25,6 +26,7 @@ struct Kernels {
   void (*append)(Stream&, const AppendParams&);
   void (*attention)(Stream&, const AttentionParams&);
   void (*embedding)(Stream&, const EmbeddingParams&);
+  void (*fill_random)(Stream&, const FillRandomParams&);
   void (*gather)(Stream&, const GatherParams&);
   void (*locate)(Stream&, const LocateParams&);
   void (*matmul)(Stream&, const MatmulParams&);

@@ -36,6 +36,7 @@ class DramTier final : public Tier {
   std::string describe() const override { return fmt::format("DRAM, {} homes in {} bytes", homes_, memory_bytes()); }
   int32_t homes() const override { return homes_; }
   bool addressable() const override { return true; }
+  int64_t layer_stride() const override { return part_stride_; }
   int64_t memory_bytes() const override { return arena_.bytes(); }
   int64_t file_bytes() const override { return 0; }
   int64_t pinnable_parts() const override { return int64_t{homes_} * shape_.layers; }

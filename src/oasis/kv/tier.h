@@ -70,8 +70,10 @@ class Tier {
  public:
   virtual ~Tier() = default;
   virtual std::string describe() const = 0;
-  virtual int32_t homes() const = 0;         // how many homes fit
-  virtual bool addressable() const = 0;      // every written part can be acquired at once
+  virtual int32_t homes() const = 0;     // how many homes fit
+  virtual bool addressable() const = 0;  // every written part can be acquired at once
+  // Addressable tiers: bytes from a home's part of one layer to that of the next. Staged ones: 0.
+  virtual int64_t layer_stride() const { return 0; }
   virtual int64_t memory_bytes() const = 0;  // DRAM taken by the tier
   virtual int64_t file_bytes() const = 0;    // file space reserved, or 0
   // How many parts can be pinned at once: a fetch of more fails at once.

@@ -41,6 +41,9 @@ struct CoreConfig {
   int32_t summary_pages = 0;    // of the summary pool
   bool serial = false;          // every transfer is joined where it is published: the reference for the pipeline
   int32_t agreement_every = 8;  // agreement of predicted and true top-K is measured in every n-th step (0: never)
+  // Benches on a device: predict runs in full, then P is rewritten so that exactly so many of each head's predicted
+  // blocks are absent from its residents, and cross the link. Negative: P is left as it is.
+  int32_t forced_misses = -1;
   TestHooks hooks;
 
   int32_t cap() const;                                            // C

@@ -104,6 +104,12 @@ class KvCore {
   // After the last layer: the sequence may take part in steps.
   void finish_prefill(int32_t sequence);
 
+  // Benches: the state that a prefill of `tokens` tokens would leave, without the prefill: residents are drawn at
+  // random and all KV is noise (fill_with_noise). The sequence gets `homes` for its first blocks, one reference each,
+  // and makes those that are missing; summaries and slots are always its own. Fails like begin_prefill.
+  Status synthesize(int32_t sequence, int32_t tokens, bool sparse, std::span<const kv::HomeId> homes);
+  void fill_with_noise();
+
   // --- One decode step ---
   // `steps` in ascending order of sequence. Pages must be there (wanted).
   void begin_step(std::span<const StepSequence> steps);

@@ -40,6 +40,12 @@ struct ModelWeights {
 
 enum class TensorNaming;  // bind_weights.h
 
+// A matrix that is nowhere yet: the numbers that it will hold (kernels/random), where it is put.
+struct RandomMatrix {
+  uint64_t seed = 0, first = 0;
+  float half_width = 0;
+};
+
 class Checkpoint {
  public:
   // A .gguf file, or a folder of Hugging Face's layout (config.json and *.safetensors).
@@ -52,6 +58,11 @@ class Checkpoint {
   // The same for the same configuration and weights wherever the files lie: a hash of the numbers that results depend
   // on, of every tensor's name, type and shape, and of samples of its bytes.
   uint64_t fingerprint() const { return fingerprint_; }
+  // What the matrix at this address is to hold, if it is a placeholder that must not be read; else null.
+  const RandomMatrix* placeholder(const void* data) const {
+    const auto it = placeholders_.find(data);
+    return it == placeholders_.end() ? nullptr : &it->second;
+  }
   // Bytes of all the weights used, a tied head counted once.
   uint64_t weight_bytes() const { return weight_bytes_; }
 
@@ -60,7 +71,7 @@ class Checkpoint {
   Checkpoint& operator=(Checkpoint&&) = default;
 
  private:
-  friend Checkpoint make_random(const ModelConfig& config, uint64_t seed);
+  friend Checkpoint make_random(const ModelConfig& config, uint64_t seed, bool placeholders);
   Checkpoint() = default;
   static Result<Checkpoint> open_gguf(const std::string& path);
   static Result<Checkpoint> open_folder(const std::string& path);
@@ -70,6 +81,7 @@ class Checkpoint {
   std::optional<GgufFile> gguf_;
   std::vector<SafetensorsFile> shards_;
   std::vector<std::vector<std::byte>> owned_;  // weights that no file holds as they are needed
+  std::map<const void*, RandomMatrix> placeholders_;
   ModelConfig config_;
   ModelWeights weights_;
   uint64_t fingerprint_ = 0;

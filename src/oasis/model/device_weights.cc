@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "oasis/base/numeric.h"
-#include "oasis/kernels/matmul/matmul.h"
+#include "oasis/kernels/kernels.h"
 
 namespace oasis::model {
 namespace {
@@ -31,7 +31,14 @@ Result<std::byte*> DeviceWeights::take(size_t bytes) {
 
 void DeviceWeights::fill(const WeightView& host, std::byte* to) {
   const auto bytes = static_cast<size_t>(bytes_of(DType::kBF16, host.rows * host.cols));
-  if (host.type == DType::kBF16) {
+  if (const RandomMatrix* random = checkpoint_->placeholder(host.data)) {
+    kernels::kernels_for(device_->backend())
+        .fill_random(device_->foreground(), {.out = reinterpret_cast<bf16*>(to),
+                                             .count = host.rows * host.cols,
+                                             .seed = random->seed,
+                                             .first = random->first,
+                                             .half_width = random->half_width});
+  } else if (host.type == DType::kBF16) {
     device_->foreground().copy(to, host.data, bytes);
   } else {
     device_->foreground().copy(to, to_bf16_rows(host).data(), bytes);
@@ -76,9 +83,9 @@ Result<std::span<const float>> DeviceWeights::upload(std::span<const float> valu
   return std::span<const float>(reinterpret_cast<const float*>(at), values.size());
 }
 
-Result<DeviceWeights> DeviceWeights::create(Device& device, const ModelWeights& weights) {
-  DeviceWeights out(device);
-  out.weights_ = weights;
+Result<DeviceWeights> DeviceWeights::create(Device& device, const Checkpoint& checkpoint) {
+  DeviceWeights out(device, checkpoint);
+  out.weights_ = checkpoint.weights();
   ModelWeights& w = out.weights_;
   OASIS_ASSIGN_OR_RETURN(w.embed, out.upload(w.embed));
   OASIS_ASSIGN_OR_RETURN(w.lm_head, out.upload(w.lm_head));

@@ -16,7 +16,7 @@ class DeviceWeights {
  public:
   // Borrows the device. On the CPU the views stay those of the checkpoint, which must outlive this. Fails with the
   // bytes that did not fit.
-  static Result<DeviceWeights> create(Device& device, const ModelWeights& weights);
+  static Result<DeviceWeights> create(Device& device, const Checkpoint& checkpoint);
 
   const ModelWeights& weights() const { return weights_; }
   int64_t bytes() const { return bytes_; }  // of the device's copies
@@ -26,12 +26,13 @@ class DeviceWeights {
   Result<std::span<const float>> upload(std::span<const float> values);
 
  private:
-  explicit DeviceWeights(Device& device) : device_(&device) {}
+  DeviceWeights(Device& device, const Checkpoint& checkpoint) : device_(&device), checkpoint_(&checkpoint) {}
   Result<std::byte*> take(size_t bytes);
   void fill(const WeightView& host, std::byte* to);
   Status upload_together(std::span<WeightView* const> views);
 
   Device* device_;
+  const Checkpoint* checkpoint_;
   ModelWeights weights_;
   std::map<const void*, std::byte*> copies_;  // by host address
   std::vector<Buffer> memory_;

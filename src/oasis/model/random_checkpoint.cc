@@ -1,57 +1,68 @@
 #include "oasis/model/random_checkpoint.h"
 
 #include <cmath>
-#include <cstring>
+#include <map>
+#include <memory>
+#include <utility>
 
 #include "oasis/base/numeric.h"
+#include "oasis/kernels/random/random.h"
 #include "oasis/model/fingerprint.h"
 
 namespace oasis::model {
 
 namespace {
 
-// Fills owned memory with values of a wanted size. SplitMix64: cheap, and the same on every machine.
+// Makes matrices of a wanted size, in owned memory or as placeholders.
 class Generator {
  public:
-  Generator(uint64_t seed, std::vector<std::vector<std::byte>>& owned) : state_(seed), owned_(owned) {}
+  Generator(uint64_t seed, std::vector<std::vector<std::byte>>& owned,
+            std::map<const void*, RandomMatrix>* placeholders)
+      : seed_(seed), owned_(owned), placeholders_(placeholders), cpu_(make_cpu_device(0)) {}
 
   // Uniform with standard deviation gain / sqrt(cols): y = W x has the size of gain * x.
   WeightView matrix(int64_t rows, int64_t cols, double gain = 1) {
+    const auto half_width = static_cast<float>(gain * std::sqrt(3.0 / static_cast<double>(cols)));
+    const uint64_t first = std::exchange(made_, made_ + static_cast<uint64_t>(rows * cols));
+    if (placeholders_) {
+      next_address_ += 256;
+      const auto* data = reinterpret_cast<const void*>(next_address_);
+      (*placeholders_)[data] = {.seed = seed_, .first = first, .half_width = half_width};
+      return {data, DType::kBF16, rows, cols};
+    }
     auto& bytes = owned_.emplace_back(rows * cols * sizeof(bf16));
     auto* out = reinterpret_cast<bf16*>(bytes.data());
-    const auto half_width = static_cast<float>(gain * std::sqrt(3.0 / static_cast<double>(cols)));
-    for (int64_t i = 0; i < rows * cols; ++i) out[i] = to_bf16(half_width * unit());
+    kernels::fill_random_cpu(cpu_->foreground(), {out, rows * cols, seed_, first, half_width});
     return {out, DType::kBF16, rows, cols};
   }
 
   // Within a fifth of `middle`.
   std::span<const float> norm(int64_t size, float middle = 1) {
+    std::vector<bf16> units(static_cast<size_t>(size));
+    const uint64_t first = std::exchange(made_, made_ + static_cast<uint64_t>(size));
+    kernels::fill_random_cpu(cpu_->foreground(), {units.data(), size, seed_, first, 1});
     auto& bytes = owned_.emplace_back(size * sizeof(float));
     auto* out = reinterpret_cast<float*>(bytes.data());
-    for (int64_t i = 0; i < size; ++i) out[i] = middle * (1 + 0.2f * unit());
+    for (int64_t i = 0; i < size; ++i) out[i] = middle * (1 + 0.2f * to_float(units[static_cast<size_t>(i)]));
     return {out, static_cast<size_t>(size)};
   }
 
  private:
-  float unit() {  // in [-1, 1)
-    uint64_t z = state_ += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return static_cast<float>(static_cast<int32_t>((z ^ (z >> 31)) >> 32)) * 0x1p-31f;
-  }
-
-  uint64_t state_;
+  uint64_t seed_, made_ = 0;
+  uintptr_t next_address_ = 4096;  // of placeholders: never mapped
   std::vector<std::vector<std::byte>>& owned_;
+  std::map<const void*, RandomMatrix>* placeholders_;
+  std::unique_ptr<Device> cpu_;
 };
 
 }  // namespace
 
-Checkpoint make_random(const ModelConfig& config, uint64_t seed) {
+Checkpoint make_random(const ModelConfig& config, uint64_t seed, bool placeholders) {
   const Status status = validate(config);
   OASIS_CHECK(status.ok(), "make_random: {}", status.message());
   Checkpoint checkpoint;
   checkpoint.config_ = config;
-  Generator generator(seed, checkpoint.owned_);
+  Generator generator(seed, checkpoint.owned_, placeholders ? &checkpoint.placeholders_ : nullptr);
   ModelWeights& weights = checkpoint.weights_;
   const int64_t hidden = config.hidden, intermediate = config.intermediate, head_dim = config.head_dim;
   const int64_t q_rows = config.heads * head_dim, kv_rows = config.kv_heads * head_dim;
@@ -76,7 +87,7 @@ Checkpoint make_random(const ModelConfig& config, uint64_t seed) {
     layer.q_norm = generator.norm(head_dim, 1.3f);
     layer.k_norm = generator.norm(head_dim, 1.3f);
   }
-  checkpoint.fingerprint_ = fingerprint_of(config, weights);
+  checkpoint.fingerprint_ = placeholders ? seed : fingerprint_of(config, weights);
   checkpoint.weight_bytes_ = bytes_of(weights);
   return checkpoint;
 }

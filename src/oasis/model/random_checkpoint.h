@@ -9,6 +9,8 @@ namespace oasis::model {
 
 // bf16 weights drawn so that activations keep a size near 1 at every depth; the same for the same config and seed.
 // Aborts on a config that validate() refuses. Has no tokenizer.
-Checkpoint make_random(const ModelConfig& config, uint64_t seed);
+// With `placeholders` matrices are made on the device that they are uploaded to (DeviceWeights, a GPU), where large
+// ones take no host memory and no time; their views have addresses that nothing may read.
+Checkpoint make_random(const ModelConfig& config, uint64_t seed, bool placeholders = false);
 
 }  // namespace oasis::model

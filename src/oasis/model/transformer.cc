@@ -24,7 +24,7 @@ Result<Transformer> Transformer::create(Device& device, const Checkpoint& checkp
     return invalid_argument("a transformer for {} rows a call: the limit is 1 to {}", max_rows, int64_t{1} << 20);
   Transformer t;
   t.config_ = &checkpoint.config();
-  OASIS_ASSIGN_OR_RETURN(auto weights, DeviceWeights::create(device, checkpoint.weights()));
+  OASIS_ASSIGN_OR_RETURN(auto weights, DeviceWeights::create(device, checkpoint));
   t.device_weights_ = std::make_unique<DeviceWeights>(std::move(weights));
   t.weights_ = &t.device_weights_->weights();
   t.k_ = &kernels::kernels_for(device.backend());

@@ -7,6 +7,7 @@ const Kernels* cuda_kernels() {
       .append = append_cuda,
       .attention = attention_cuda,
       .embedding = embedding_cuda,
+      .fill_random = fill_random_cuda,
       .gather = gather_cuda,
       .locate = locate_cuda,
       .matmul = matmul_cuda,

@@ -101,6 +101,11 @@ void step_seal(cuda::CudaStream&, const StepTables&, int layer, float beta);
 // counts [batch, kv_heads] of ranked blocks: those of sparse sequences are cut to K, where others are ranked up to R.
 void step_clamp(cuda::CudaStream&, const StepTables&, int32_t* counts);
 
+// Benches: rewrites the P of sparse sequences, predicted [batch, kv_heads, stride] with `counts`, so that exactly
+// `misses` of its blocks are no residents; which ones varies from step to step.
+void step_force_misses(cuda::CudaStream&, const StepTables&, int layer, int misses, int32_t* predicted, int32_t stride,
+                       const int32_t* counts);
+
 // Foreground: returns (on the stream) when the plan of the step before is in the slots of this layer.
 void step_wait(cuda::CudaStream&, int layer, StepFlags* flags);
 // Foreground, after attention and select: hands the layer's plan to the transfer. `copies` [sequences * kv_heads *

@@ -73,6 +73,38 @@ __global__ void clamp_kernel(StepTables t, int32_t* counts) {
   if (i < t.batch * t.kv_heads && t.items[i / t.kv_heads].sparse) counts[i] = min(counts[i], t.attended);
 }
 
+// One warp a (sequence, head): residents from a turning start on, then blocks that own no slot.
+__global__ void force_misses_kernel(StepTables t, int layer, int misses, int32_t* predicted, int32_t stride,
+                                    const int32_t* counts) {
+  const int at = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  if (at >= t.batch * t.kv_heads) return;
+  const int s = at / t.kv_heads;
+  const StepItem& item = t.items[s];
+  if (!item.sparse || item.rows == 0) return;
+  const HeadMap map = t.maps[(int64_t{layer} * t.sequences + s) * t.kv_heads + at % t.kv_heads];
+  const int count = counts[at], wanted = max(0, count - misses);
+  int32_t* p = predicted + int64_t{at} * stride;
+  const uint32_t turn = (static_cast<uint32_t>(item.step) * 2654435761u + at * 40503u + layer * 9176u) >> 8;
+  int taken = 0;
+  for (int base = 0; base < t.slots && taken < wanted; base += 32) {
+    const int slot = base + lane < t.slots ? static_cast<int>((base + lane + turn) % t.slots) : -1;
+    const int32_t block = slot >= 0 ? map.block_of_slot[slot] : -1;
+    const bool is = block >= 0 && block < item.candidates && map.last_predicted[slot] != HeadMap::kOpen;
+    const uint32_t ballot = __ballot_sync(0xffffffffu, is);
+    const int rank = taken + __popc(ballot & ((1u << lane) - 1));
+    if (is && rank < wanted) p[rank] = block;
+    taken = min(wanted, taken + __popc(ballot));
+  }
+  for (int base = 0; base < item.candidates && taken < count; base += 32) {
+    const int32_t block = static_cast<int32_t>((base + lane + turn) % item.candidates);
+    const bool is = base + lane < item.candidates && map.slot_of_block[block] < 0;
+    const uint32_t ballot = __ballot_sync(0xffffffffu, is);
+    const int rank = taken + __popc(ballot & ((1u << lane) - 1));
+    if (is && rank < count) p[rank] = block;
+    taken = min(count, taken + __popc(ballot));
+  }
+}
+
 __global__ void wait_kernel(int layer, StepFlags* flags) {
   if (threadIdx.x != 0 || flags->timed_out != 0) return;  // one time-out is enough
   const int64_t waited = poll(&flags->done[layer], flags->step - 1);
@@ -199,6 +231,13 @@ void step_prologue(cuda::CudaStream& s, const StepTables& t, StepFlags* flags) {
 
 void step_clamp(cuda::CudaStream& s, const StepTables& t, int32_t* counts) {
   clamp_kernel<<<(t.batch * t.kv_heads + 127) / 128, 128, 0, s.handle()>>>(t, counts);
+  OASIS_CUDA_CHECK(cudaGetLastError());
+}
+
+void step_force_misses(cuda::CudaStream& s, const StepTables& t, int layer, int misses, int32_t* predicted,
+                       int32_t stride, const int32_t* counts) {
+  force_misses_kernel<<<(t.batch * t.kv_heads + 3) / 4, 128, 0, s.handle()>>>(t, layer, misses, predicted, stride,
+                                                                              counts);
   OASIS_CUDA_CHECK(cudaGetLastError());
 }
 

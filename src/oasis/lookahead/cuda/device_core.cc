@@ -48,7 +48,7 @@ DeviceCore::~DeviceCore() {
 
 Result<std::unique_ptr<DeviceCore>> DeviceCore::create(Device& device, KvCore& core, int transfer_ctas) {
   const CoreConfig& c = core.config_;
-  if (c.fetch == FetchMode::kExact || !core.homes_.tier().addressable() || c.hooks.predict || c.hooks.delay ||
+  if (c.fetch == FetchMode::kExact || core.homes_.tier().layer_stride() == 0 || c.hooks.predict || c.hooks.delay ||
       c.hooks.poison || c.shape.type != kv::KvType::kBf16 || c.shape.summary_type != kv::KvType::kBf16 ||
       c.max_draft_rows + 1 > kMaxRows) {
     return unsupported("steps that need the host inside (exact fetching, a file tier, test hooks) are not captured");
@@ -119,6 +119,7 @@ Status DeviceCore::allocate() {
   t.lists = reinterpret_cast<kernels::ListEntry*>(map_memory_ + sections[3].offset);
   t.list_count = reinterpret_cast<int32_t*>(map_memory_ + sections[4].offset);
   spread_ = reinterpret_cast<float*>(map_memory_ + sections[5].offset);
+  t.home_layer_stride = core_.homes_.tier().layer_stride();
   t.pool = core_.pages_.view(0);
   t.summaries = core_.summaries_.view(0);
   if (c.shape.layers > 1) {
@@ -242,7 +243,6 @@ Status DeviceCore::seal_into(int32_t sequence, int32_t block, kernels::StepItem&
     OASIS_RETURN_IF_ERROR(part.status());
     writing_.push_back({home, layer});
     if (layer == 0) first = *part;
-    if (layer == 1 && fixed_.home_layer_stride == 0) fixed_.home_layer_stride = *part - first;
     OASIS_CHECK(*part - first == layer * fixed_.home_layer_stride, "the parts of a home do not lie evenly");
   }
   item.seal_home = first;
@@ -356,6 +356,10 @@ void DeviceCore::after_qkv(cuda::CudaStream& stream, const StepKind& kind, int l
                          .block_scores = c.fetch == FetchMode::kAdaptive ? predicted_scores_ : nullptr,
                          .block_stride = c.resident_blocks,
                          .count = predicted_count_ + at(layer, 0)});
+  if (c.forced_misses >= 0) {
+    kernels::step_force_misses(stream, t, layer, c.forced_misses, predicted_ + at(layer, 0) * c.resident_blocks,
+                               c.resident_blocks, predicted_count_ + at(layer, 0));
+  }
   if (kind.ranks_all) kernels::step_clamp(stream, t, predicted_count_ + at(layer, 0));
 }
 

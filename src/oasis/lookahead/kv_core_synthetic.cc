@@ -1,0 +1,63 @@
+// Sequences without a prompt, for benches.
+#include <numeric>
+
+#include "oasis/lookahead/kv_core.h"
+
+namespace oasis::lookahead {
+
+void KvCore::fill_with_noise() {
+  const auto fill = [&](std::byte* at, int64_t bytes) {
+    kernels_.fill_random(stream_,
+                         {.out = reinterpret_cast<bf16*>(at), .count = bytes / 2, .seed = 1, .half_width = 1.7f});
+  };
+  fill(pages_.view(0).base, pages_.bytes());
+  fill(summaries_.view(0).base, summaries_.bytes());
+}
+
+Status KvCore::synthesize(int32_t sequence, int32_t tokens, bool sparse, std::span<const kv::HomeId> homes) {
+  Sequence& s = seq(sequence);
+  const int32_t sealed = block_of(tokens), pages = sparse ? config_.slots() : block_of(tokens - 1) + 1;
+  if (free_pages() < pages || free_summary_pages() < sealed) {
+    return resource_exhausted("a sequence needs {} pages and {} summary pages; {} and {} are free", pages, sealed,
+                              free_pages(), free_summary_pages());
+  }
+  s.sparse = sparse;
+  s.position = tokens;
+  s.sealed = sealed;
+  for (int32_t i = 0; i < pages; ++i) s.page_of_slot.push_back(take_page());
+  for (int32_t b = 0; b < sealed; ++b) {
+    s.summary_pages.push_back(summaries_.allocator().allocate());
+    if (b < static_cast<int32_t>(homes.size())) {
+      s.homes.push_back(homes[static_cast<size_t>(b)]);
+      continue;
+    }
+    s.homes.push_back(homes_.allocate_reserved());
+    --s.reserved_homes;
+    for (int32_t layer = 0; layer < config_.shape.layers; ++layer) {
+      OASIS_RETURN_IF_ERROR(homes_.tier().begin_write({s.homes.back(), layer}).status());
+      homes_.tier().end_write({s.homes.back(), layer});
+    }
+  }
+  if (sparse) {
+    std::vector<int32_t> blocks(static_cast<size_t>(sealed));
+    uint64_t state = static_cast<uint64_t>(sequence) + 1;
+    const auto resident = static_cast<size_t>(std::min(sealed, config_.resident_blocks));
+    for (int32_t layer = 0; layer < config_.shape.layers; ++layer) {
+      for (int32_t head = 0; head < config_.shape.kv_heads; ++head) {
+        std::iota(blocks.begin(), blocks.end(), 0);
+        for (size_t i = 0; i < resident; ++i) {
+          state = state * 6364136223846793005u + 1442695040888963407u;
+          std::swap(blocks[i], blocks[i + (state >> 33) % (blocks.size() - i)]);
+        }
+        start_map(layer, sequence, head, std::span(blocks).first(resident), -1);
+      }
+    }
+  } else {
+    extend_dense_lists(sequence, 0);
+  }
+  s.predicted_candidates = sparse ? sealed : 0;
+  s.ready = true;
+  return {};
+}
+
+}  // namespace oasis::lookahead
