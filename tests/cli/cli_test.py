@@ -331,6 +331,21 @@ class WithModel(CliTest):
                                        delta=0.01 * plan["capacity"]["bytes"])
                 self.assertEqual(plan["beside"]["weights_bytes"], memory["weights_bytes"])
 
+    # The formula of README's "Limits".
+    def test_the_peak_of_memory_is_what_was_given_and_planned(self):
+        text = self.dir / "text"
+        text.write_text("".join(f"{n} green bottles hang on the wall; " for n in range(455)))
+        fast, cache, head = 24 << 20, 16 << 20, HEAD / "model.safetensors"
+        for more, own in ((["--draft", f"eagle3:{HEAD}"], None),
+                          (["--draft", "ngram", "--capacity-file", self.dir / "kv", "--capacity-memory", cache], cache)):
+            live = self.generate("-f", text, "--top-k-blocks", "32", "--fast-memory", fast, *more, tokens=16)
+            self.assertGreater(live["prompt_tokens"], 4096)
+            memory = live["memory"]
+            bound = (1.15 * MODEL.stat().st_size + (0 if own else head.stat().st_size) + fast +
+                     (own or memory["capacity_bytes"]) + memory["workspace_bytes"] + (32 << 20))
+            self.assertLessEqual(memory["rss_peak_bytes"], bound, (more, memory))
+            self.assertGreater(memory["rss_peak_bytes"], 0.7 * bound, (more, memory))  # the bound says something
+
     def test_tokenize_goes_there_and_back(self):
         text = "Grüße, 世界!\tand  two spaces\n"
         ids = self.works("tokenize", "-m", MODEL, stdin=text.encode()).strip()
