@@ -94,7 +94,15 @@ int run(BenchFlags& f) {
   const auto& m = opened->checkpoint->config();
   const int items = m.layers * ((f.prompt_tokens + f.config.prefill_chunk - 1) / f.config.prefill_chunk);
   const auto tokens_of = [&](int sequence) { return f.max_tokens + items * (f.batch - 1 - sequence); };
-  if (f.config.max_context == 0) f.config.max_context = f.prompt_tokens + tokens_of(0);
+  if (f.config.max_context == 0) {
+    f.config.max_context = int64_t{f.prompt_tokens} + tokens_of(0);
+    if (f.config.max_context > m.context) {
+      return fail(invalid_argument(
+          "--prompt-tokens {}: with {} tokens of output (--max-tokens, and more for each of --batch) it is longer than "
+          "this model's context of {}",
+          f.prompt_tokens, tokens_of(0), m.context));
+    }
+  }
   f.config.max_sequences = f.batch;
   f.config.prefix_cache = false;
   auto made = engine::Engine::create(*opened->device, *opened->checkpoint, &*opened->tokenizer, f.config);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <type_traits>
 
 #include "oasis/base/units.h"
@@ -147,6 +148,11 @@ Result<OpenModel> open_model(const EngineFlags& flags) {
   OpenModel m;
   OASIS_ASSIGN_OR_RETURN(const int gpu, parse_device(flags.device));
   if (gpu < 0) {
+    const auto cores = static_cast<int>(std::thread::hardware_concurrency());  // 0: not known
+    if (cores > 0 && flags.threads > cores) {
+      complain(
+          fmt::format("--threads {}: more than the {} cores that there are, which is slower", flags.threads, cores));
+    }
     m.device = make_cpu_device(flags.threads);
   } else {
     OASIS_ASSIGN_OR_RETURN(m.device, make_cuda_device(gpu));
