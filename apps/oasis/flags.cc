@@ -155,7 +155,11 @@ Result<OpenModel> open_model(const EngineFlags& flags) {
     }
     m.device = make_cpu_device(flags.threads);
   } else {
-    OASIS_ASSIGN_OR_RETURN(m.device, make_cuda_device(gpu));
+    auto device = make_cuda_device(gpu);
+    if (!device.ok()) {
+      return Status(device.status().code(), fmt::format("--device {}: {}", flags.device, device.status().message()));
+    }
+    m.device = std::move(*device);
   }
   OASIS_ASSIGN_OR_RETURN(m.checkpoint, model::Checkpoint::open(flags.model));
   OASIS_ASSIGN_OR_RETURN(auto spec, m.checkpoint->tokenizer_spec());

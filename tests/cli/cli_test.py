@@ -92,7 +92,7 @@ class WithoutModel(CliTest):
             "--fast-memory": ["0", "-1", "nan", "inf", "1e30", "text", "5XiB"],
             "--capacity-memory": ["0", "-1", "text"],
             "--capacity-file": [":1GiB", "kv:0", "kv:20GiBB", "kv:1e30"],
-            "--device": ["cuda:99"],
+            "--device": ["gpu", "cuda:", "cuda:x", "cuda:-1"],
             "--attention": ["full"],
             "--fetch": ["always"],
             "--block-score": ["max"],
@@ -131,6 +131,9 @@ class WithoutModel(CliTest):
             self.fails(1, [name], "info", "-m", self.dir / name)
             self.fails(1, [name], "generate", "-p", "hi", "-m", self.dir / name)
         self.fails(1, ["/dev/zero"], "info", "-m", "/dev/zero")
+
+    def test_a_gpu_that_is_not_there_is_an_error_that_names_the_flag(self):
+        self.fails(1, ["--device cuda:99"], "generate", "-m", "absent.gguf", "-p", "hi", "--device", "cuda:99")
 
     def test_a_prompt_file_that_cannot_be_read_says_why(self):
         generate = ["generate", "-m", "absent.gguf", "-f"]
