@@ -144,8 +144,8 @@ def as_template_sees(messages):
 
 def conversations(name, source):
     special = {"smollm2": ("<|im_start|>", "<|im_end|>"), "qwen3": ("", "<|im_end|>"),
-               "llama3.1": ("<|begin_of_text|>", "<|eot_id|>")}[name]
-    options = OPTIONS + (LLAMA_OPTIONS if name == "llama3.1" else [])
+               "llama3_style": ("<|begin_of_text|>", "<|eot_id|>")}[name]
+    options = OPTIONS + (LLAMA_OPTIONS if name == "llama3_style" else [])
     for (chat, messages), (system, text), (i, option) in itertools.product(CHATS.items(), SYSTEMS.items(), enumerate(options)):
         # Everything once without options; the rest in a fixed scatter, to keep the file small.
         if (system or i) and (len(chat) * 7 + len(system) * 3 + i * 5) % (11 if name != "smollm2" else 29) != 0:
@@ -257,7 +257,7 @@ def main():
     smollm2 = GGUFReader(sys.argv[1]).fields["tokenizer.chat_template"].contents()
     (OUT / "smollm2.jinja").write_text(smollm2)
     chats = []
-    for name in ("smollm2", "qwen3", "llama3.1"):
+    for name in ("smollm2", "qwen3", "llama3_style"):
         chats += conversations(name, (OUT / f"{name}.jinja").read_text())
     doc = {"now": NOW, "variables": V, "constructs": list(constructs()), "chats": chats}
     (OUT / "template_vectors.json").write_text(json.dumps(doc, ensure_ascii=False, indent=0) + "\n")

@@ -169,7 +169,7 @@ def llama(fragments):
     result = write_folder("llama3-tiny", tok, {
         "bos_token": "<|begin_of_text|>", "eos_token": {"content": "<|eot_id|>", "special": True},
         "tokenizer_class": "PreTrainedTokenizerFast"}, edit)
-    (OUT / "llama3-tiny" / "chat_template.jinja").write_text((OUT / "llama3.1.jinja").read_text())
+    (OUT / "llama3-tiny" / "chat_template.jinja").write_text((OUT / "llama3_style.jinja").read_text())
     return result
 
 

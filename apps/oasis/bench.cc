@@ -125,7 +125,15 @@ int run(BenchFlags& f) {
   const auto tokens_of = [&](int sequence) {
     return f.max_tokens + (f.synthetic ? 2 * f.batch : items * (f.batch - 1 - sequence));
   };
-  if (f.config.max_context == 0) f.config.max_context = f.prompt_tokens + tokens_of(0);
+  if (f.config.max_context == 0) {
+    f.config.max_context = int64_t{f.prompt_tokens} + tokens_of(0);
+    if (f.config.max_context > m.context) {
+      return fail(invalid_argument(
+          "--prompt-tokens {}: with {} tokens of output (--max-tokens, and more for each of --batch) it is longer than "
+          "this model's context of {}",
+          f.prompt_tokens, tokens_of(0), m.context));
+    }
+  }
   f.config.max_sequences = f.batch;
   f.config.prefix_cache = false;
   f.config.synthetic_prompts = f.synthetic;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <type_traits>
 
 #include "oasis/base/units.h"
@@ -145,8 +146,16 @@ Status EngineFlags::resolve() {
 
 Result<std::unique_ptr<Device>> open_device(const EngineFlags& flags) {
   OASIS_ASSIGN_OR_RETURN(const int gpu, parse_device(flags.device));
-  if (gpu < 0) return make_cpu_device(flags.threads);
-  return make_cuda_device(gpu);
+  if (gpu >= 0) {
+    auto device = make_cuda_device(gpu);
+    if (device.ok()) return device;
+    return Status(device.status().code(), fmt::format("--device {}: {}", flags.device, device.status().message()));
+  }
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());  // 0: not known
+  if (cores > 0 && flags.threads > cores) {
+    complain(fmt::format("--threads {}: more than the {} cores that there are, which is slower", flags.threads, cores));
+  }
+  return make_cpu_device(flags.threads);
 }
 
 Result<OpenModel> open_model(const EngineFlags& flags) {

@@ -32,10 +32,11 @@ Result<engine::DrafterSizes> drafter_sizes(const PlanFlags& f, const std::option
       auto d, draft::plan_drafter(
                   f.config.draft, *checkpoint,
                   {.max_sequences = f.config.max_sequences, .max_rows = rows, .block_size = f.config.block_size}));
-  return engine::DrafterSizes{.fast_bytes = d.fast_bytes, .home_bytes = d.home_bytes, .feature_dim = d.feature_dim};
+  return engine::DrafterSizes{.fast_bytes = d.fast_bytes,
+                              .home_bytes = d.home_bytes,
+                              .feature_dim = d.feature_dim,
+                              .scratch_bytes = d.scratch_bytes};
 }
-
-std::string bytes(int64_t n) { return format_bytes(static_cast<uint64_t>(n)); }
 
 int run(PlanFlags& f) {
   if (Status s = f.resolve(); !s.ok()) return fail(s);
@@ -107,17 +108,19 @@ int run(PlanFlags& f) {
   } else {
     emit("{} sequences of {} tokens, K = {}, R = {}, C = {} blocks of {} tokens\n\n", f.concurrency, f.context,
          c.attend_blocks, c.resident_blocks, c.cap(), c.shape.block_size);
-    emit("fast tier      {:>10}  KV pages {}, summaries {}, maps {}, draft KV {}\n", bytes(p.fast_bytes()),
-         bytes(p.kv_bytes), bytes(p.summary_bytes), bytes(p.map_bytes), bytes(p.draft_bytes));
-    emit("capacity tier  {:>10}  {} a block of {} tokens\n", bytes(capacity_need), bytes(p.home_bytes),
+    emit("fast tier      {:>10}  KV pages {}, summaries {}, maps {}, draft KV {}\n", format_bytes(p.fast_bytes()),
+         format_bytes(p.kv_bytes), format_bytes(p.summary_bytes), format_bytes(p.map_bytes),
+         format_bytes(p.draft_bytes));
+    emit("capacity tier  {:>10}  {} a block of {} tokens\n", format_bytes(capacity_need), format_bytes(p.home_bytes),
          c.shape.block_size);
     emit("beside them    {:>10}  weights {}, prefill workspace {}, activations {}\n",
-         bytes(p.prefill_workspace_bytes + p.activation_bytes +
-               (checkpoint ? static_cast<int64_t>(checkpoint->weight_bytes()) : 0)),
-         checkpoint ? bytes(static_cast<int64_t>(checkpoint->weight_bytes())) : std::string("not counted"),
-         bytes(p.prefill_workspace_bytes), bytes(p.activation_bytes));
-    emit("largest batch  {:>10}  dense {}, in {} of fast memory\n", sparse_batch, dense_batch, bytes(fast));
-    emit("link           {:>10}  a step at most ({} block-heads a head, all sequences)\n", bytes(step_bytes), c.cap());
+         format_bytes(p.prefill_workspace_bytes + p.activation_bytes +
+                      (checkpoint ? static_cast<int64_t>(checkpoint->weight_bytes()) : 0)),
+         checkpoint ? format_bytes(static_cast<int64_t>(checkpoint->weight_bytes())) : std::string("not counted"),
+         format_bytes(p.prefill_workspace_bytes), format_bytes(p.activation_bytes));
+    emit("largest batch  {:>10}  dense {}, in {} of fast memory\n", sparse_batch, dense_batch, format_bytes(fast));
+    emit("link           {:>10}  a step at most ({} block-heads a head, all sequences)\n", format_bytes(step_bytes),
+         c.cap());
     if (f.link_gbps > 0) {
       emit("               {:>7.2f} ms  of that at {} GB/s\n",
            static_cast<double>(step_bytes) / (f.link_gbps * 1e9) * 1e3, f.link_gbps);
@@ -128,12 +131,13 @@ int run(PlanFlags& f) {
     }
   }
   if (sparse_batch < f.concurrency && f.config.fast_memory > 0) {
-    return fail(resource_exhausted("the fast tier holds {} of {} sequences; short by {}", sparse_batch, f.concurrency,
-                                   bytes((p.fast_bytes_per_sequence + overhead) * f.concurrency - fast)));
+    return fail(resource_exhausted("--fast-memory holds {} of {} sequences; short by {}", sparse_batch, f.concurrency,
+                                   format_bytes((p.fast_bytes_per_sequence + overhead) * f.concurrency - fast)));
   }
   if (capacity_need > capacity) {
-    return fail(resource_exhausted("the capacity tier needs {} and has {}; short by {}", bytes(capacity_need),
-                                   bytes(capacity), bytes(capacity_need - capacity)));
+    return fail(resource_exhausted(
+        "the capacity tier (--capacity-memory, --capacity-file) needs {} and has {}; short by {}",
+        format_bytes(capacity_need), format_bytes(capacity), format_bytes(capacity_need - capacity)));
   }
   return kDone;
 }

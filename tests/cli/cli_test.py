@@ -92,7 +92,7 @@ class WithoutModel(CliTest):
             "--fast-memory": ["0", "-1", "nan", "inf", "1e30", "text", "5XiB"],
             "--capacity-memory": ["0", "-1", "text"],
             "--capacity-file": [":1GiB", "kv:0", "kv:20GiBB", "kv:1e30"],
-            "--device": ["cuda:99"],
+            "--device": ["gpu", "cuda:", "cuda:x", "cuda:-1"],
             "--attention": ["full"],
             "--fetch": ["always"],
             "--block-score": ["max"],
@@ -131,6 +131,9 @@ class WithoutModel(CliTest):
             self.fails(1, [name], "info", "-m", self.dir / name)
             self.fails(1, [name], "generate", "-p", "hi", "-m", self.dir / name)
         self.fails(1, ["/dev/zero"], "info", "-m", "/dev/zero")
+
+    def test_a_gpu_that_is_not_there_is_an_error_that_names_the_flag(self):
+        self.fails(1, ["--device cuda:99"], "generate", "-m", "absent.gguf", "-p", "hi", "--device", "cuda:99")
 
     def test_a_prompt_file_that_cannot_be_read_says_why(self):
         generate = ["generate", "-m", "absent.gguf", "-f"]
@@ -183,7 +186,11 @@ class WithModel(CliTest):
         text.write_text("the quick brown fox " * 2500)
         self.refuses(2, ["-f", "8192"], "-f", text)
         self.refuses(2, ["--context 100", "tokens"], "-p", "fox " * 200, "--context", "100")
-        self.refuses(2, ["8193", "8192"], "-p", "hi", "--context", "8193")
+        self.refuses(2, ["--context 8193", "8192"], "-p", "hi", "--context", "8193")
+        bench = ["bench", "-m", MODEL]
+        self.fails(2, ["--prompt-tokens 9000", "8192"], *bench, "--prompt-tokens", "9000")
+        self.fails(2, ["--prompt-tokens 8000", "8192"], *bench, "--prompt-tokens", "8000", "-n", "500")
+        self.fails(2, ["--context 9000", "8192"], *bench, "--context", "9000")
 
     def test_a_prompt_that_is_not_utf_8_runs(self):
         text = self.dir / "bytes"
@@ -192,19 +199,25 @@ class WithModel(CliTest):
 
     def test_a_drafter_that_does_not_exist_or_fit_is_refused(self):
         for draft in ["eagle3:", "eagle3", "auto:", "foo", "ngram:3"]:
-            self.refuses(2, [draft], "-p", "hi", "--draft", draft)
-        self.refuses(1, ["absent"], "-p", "hi", "--draft", "eagle3:absent")
+            self.refuses(2, ["--draft", draft], "-p", "hi", "--draft", draft)
+        self.refuses(1, ["--draft eagle3:absent"], "-p", "hi", "--draft", "eagle3:absent")
+        self.fails(1, ["--draft auto:absent"], "plan", "-m", MODEL, "--context", "99", "--draft", "auto:absent")
         other = self.dir / "other"
         other.mkdir()
         config = json.loads((HEAD / "config.json").read_text())
         config["target_hidden_size"] = 768
         (other / "config.json").write_text(json.dumps(config))
         (other / "model.safetensors").symlink_to(HEAD / "model.safetensors")
-        self.refuses(2, ["768", "576"], "-p", "hi", "--draft", f"eagle3:{other}")
+        self.refuses(2, ["--draft", "768", "576"], "-p", "hi", "--draft", f"eagle3:{other}")
 
     def test_memory_that_does_not_suffice_is_told_with_what_is_needed(self):
-        self.refuses(1, ["fast memory", "short by"], "-p", "hi", "--fast-memory", "1")
-        self.refuses(1, [], "-p", "hi", "--capacity-memory", "1")
+        self.refuses(1, ["--fast-memory 1 B", "short by", "MiB"], "-p", "hi", "--fast-memory", "1")
+        self.refuses(1, ["--capacity-memory", "1 B", "KiB"], "-p", "hi", "--capacity-memory", "1")
+        self.refuses(1, ["--capacity-memory", "90.0 TiB", "GiB"], "-p", "hi", "--capacity-memory", "90TiB")
+        self.refuses(1, ["--capacity-memory", "--capacity-file"], "-p", "word " * 400, "--capacity-memory", "400KiB")
+        file = self.dir / "kv"
+        self.refuses(1, ["--capacity-memory 9 B", "KiB"], "-p", "hi", "--capacity-file", file, "--capacity-memory", "9")
+        self.refuses(1, [f"--capacity-file {file}", "8 B", "KiB"], "-p", "hi", "--capacity-file", f"{file}:8")
 
     def test_odd_but_right_settings_run(self):
         prompt = ["-p", "one two three four five six seven eight " * 30]
@@ -215,9 +228,15 @@ class WithModel(CliTest):
         self.assertEqual(len(self.generate("-p", "one two three", "--prefill-chunk", "1")["token_ids"]), 4)
 
     def test_the_number_of_threads_does_not_change_the_output(self):
-        ids = [self.generate("-p", "Once upon a time", "--threads", n)["token_ids"] for n in (1, 2, 3)]
-        self.assertEqual(ids[0], ids[1])
-        self.assertEqual(ids[0], ids[2])
+        cores = len(os.sched_getaffinity(0))
+        ids = [self.generate("-p", "Once upon a time", "--threads", n)["token_ids"] for n in range(1, min(cores, 3) + 1)]
+        many = oasis("generate", "-m", MODEL, "-p", "Once upon a time", "-n", "4", "--json", "--threads", cores + 1)
+        self.assertEqual(many.returncode, 0)
+        self.assertEqual(many.stderr.count(b"\n"), 1)
+        self.assertIn(f"--threads {cores + 1}".encode(), many.stderr)  # a warning, and it goes on
+        ids.append(json.loads(many.stdout)["token_ids"])
+        for other in ids[1:]:
+            self.assertEqual(ids[0], other)
 
     def test_a_capacity_file_that_is_not_ours_stays_as_it_is(self):
         notes = self.dir / "notes.txt"
@@ -329,7 +348,25 @@ class WithModel(CliTest):
                 self.assertGreater(memory["fast_bytes_peak"], 0.99 * planned, shared)
                 self.assertAlmostEqual(plan["capacity"]["bytes"], memory["capacity_bytes"],
                                        delta=0.01 * plan["capacity"]["bytes"])
-                self.assertEqual(plan["beside"]["weights_bytes"], memory["weights_bytes"])
+                beside = plan["beside"]
+                self.assertEqual(beside["weights_bytes"], memory["weights_bytes"])
+                workspace = beside["prefill_workspace_bytes"] + beside["activation_bytes"]
+                self.assertEqual(workspace, memory["workspace_bytes"])
+
+    # The formula of README's "Limits".
+    def test_the_peak_of_memory_is_what_was_given_and_planned(self):
+        text = self.dir / "text"
+        text.write_text("".join(f"{n} green bottles hang on the wall; " for n in range(455)))
+        fast, cache, head = 24 << 20, 16 << 20, HEAD / "model.safetensors"
+        for more, own in ((["--draft", f"eagle3:{HEAD}"], None),
+                          (["--draft", "ngram", "--capacity-file", self.dir / "kv", "--capacity-memory", cache], cache)):
+            live = self.generate("-f", text, "--top-k-blocks", "32", "--fast-memory", fast, *more, tokens=16)
+            self.assertGreater(live["prompt_tokens"], 4096)
+            memory = live["memory"]
+            bound = (1.15 * MODEL.stat().st_size + (0 if own else head.stat().st_size) + fast +
+                     (own or memory["capacity_bytes"]) + memory["workspace_bytes"] + (32 << 20))
+            self.assertLessEqual(memory["rss_peak_bytes"], bound, (more, memory))
+            self.assertGreater(memory["rss_peak_bytes"], 0.7 * bound, (more, memory))  # the bound says something
 
     def test_tokenize_goes_there_and_back(self):
         text = "Grüße, 世界!\tand  two spaces\n"

@@ -14,5 +14,6 @@ Result<uint64_t> parse_bytes(std::string_view text);
 
 // 1536 -> "1.5 KiB". Three significant digits.
 std::string format_bytes(uint64_t bytes);
+inline std::string format_bytes(int64_t bytes) { return format_bytes(static_cast<uint64_t>(bytes)); }
 
 }  // namespace oasis

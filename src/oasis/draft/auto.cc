@@ -34,6 +34,7 @@ class Auto : public Drafter {
     head_->fold_tap(stream, tap, x, rows, features);
   }
   int64_t fast_bytes() const override { return head_->fast_bytes(); }
+  int64_t scratch_bytes() const override { return head_->scratch_bytes(); }
   int64_t home_bytes() const override { return head_->home_bytes(); }
   uint64_t fingerprint() const override { return head_->fingerprint(); }
 

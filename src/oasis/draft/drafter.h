@@ -26,10 +26,8 @@ namespace oasis::draft {
 // What a drafter is made for.
 struct DrafterOptions {
   int32_t max_sequences = 1;
-  int32_t max_rows = 512;        // of one absorb, and of one item of propose
-  int32_t block_size = 16;       // the engine's
-  int32_t window_tokens = 2048;  // eagle3: how far back the head sees, in whole blocks
-  float rope_theta = 0;  // eagle3: in place of the head's own rope_theta where positive; some heads state a wrong one
+  int32_t max_rows = 512;                   // of one absorb, and of one item of propose
+  int32_t block_size = 16;                  // the engine's
   model::DeviceWeights* weights = nullptr;  // the target's, where the head's are put too; null: the device is the CPU
 };
 
@@ -70,9 +68,11 @@ class Drafter {
   virtual void fold_tap(Stream&, int /*tap*/, const float* /*x [rows, hidden]*/, int64_t /*rows*/,
                         float* /*features [rows, feature_dim]*/) {}
 
-  // Bytes in the fast tier, and per home record (draft KV of a block and the fused feature of its last token).
+  // Bytes in the fast tier, per home record (draft KV of a block and the fused feature of its last token), and of
+  // activations.
   virtual int64_t fast_bytes() const { return 0; }
   virtual int64_t home_bytes() const { return 0; }
+  virtual int64_t scratch_bytes() const { return 0; }
   // Distinguishes home records of different drafters; part of the prefix key.
   virtual uint64_t fingerprint() const { return 0; }
 

@@ -12,24 +12,23 @@ namespace oasis::draft {
 
 namespace {
 
-Status validate(const DrafterOptions& options) {
-  if (options.max_sequences < 1 || options.max_rows < 1 || options.block_size < 1 ||
-      options.window_tokens < options.block_size)
+Status validate(const DrafterOptions& options, int32_t window_tokens) {
+  if (options.max_sequences < 1 || options.max_rows < 1 || options.block_size < 1 || window_tokens < options.block_size)
     return invalid_argument(
         "a drafter for {} sequences, {} rows and a window of {} tokens in blocks of {}: each must be positive and the "
         "window hold a block",
-        options.max_sequences, options.max_rows, options.window_tokens, options.block_size);
+        options.max_sequences, options.max_rows, window_tokens, options.block_size);
   return {};
 }
 
-CacheShape cache_shape(const Head& head, const DrafterOptions& options) {
+CacheShape cache_shape(const Head& head, const DrafterOptions& options, int32_t window_tokens) {
   CacheShape shape;
   shape.kv = {.layers = 1,
               .kv_heads = head.config.kv_heads,
               .head_dim = head.config.head_dim,
               .block_size = options.block_size};
   shape.max_sequences = options.max_sequences;
-  shape.window_blocks = options.window_tokens / options.block_size;
+  shape.window_blocks = window_tokens / options.block_size;
   shape.max_rows = options.max_rows;
   shape.feature_dim = feature_floats(head);
   return shape;
@@ -43,7 +42,7 @@ bool has_biases(const Head& head) {
 class Eagle3 : public Drafter {
  public:
   explicit Eagle3(Head head) : head_(std::move(head)) {}
-  Status allocate(Device& device, const DrafterOptions& options);
+  Status allocate(Device& device, const DrafterOptions& options, int32_t window_tokens);
 
   std::string name() const override { return "eagle3"; }
   std::span<const int> tap_layers() const override { return head_.config.taps; }
@@ -54,6 +53,9 @@ class Eagle3 : public Drafter {
 
   int64_t fast_bytes() const override { return cache_->bytes(); }
   int64_t home_bytes() const override { return cache_->shape().record_bytes(); }
+  int64_t scratch_bytes() const override {
+    return Eagle3Layer::scratch_bytes(head_, cache_->shape().max_rows, cache_->shape().max_sequences);
+  }
   uint64_t fingerprint() const override { return head_.fingerprint; }
 
   Status attach(int32_t sequence) override;
@@ -81,12 +83,12 @@ class Eagle3 : public Drafter {
   std::optional<Eagle3Layer> layer_;
 };
 
-Status Eagle3::allocate(Device& device, const DrafterOptions& options) {
+Status Eagle3::allocate(Device& device, const DrafterOptions& options, int32_t window_tokens) {
   if (options.weights) OASIS_RETURN_IF_ERROR(move_to_device(head_, *options.weights));
   if (device.backend() != Backend::kCpu && (has_biases(head_) || !head_.concat_norm.empty())) {
     return unsupported("a draft head with biases or a norm over all taps (input_norm) runs on the CPU alone so far");
   }
-  OASIS_ASSIGN_OR_RETURN(cache_, Eagle3Cache::create(device, cache_shape(head_, options)));
+  OASIS_ASSIGN_OR_RETURN(cache_, Eagle3Cache::create(device, cache_shape(head_, options, window_tokens)));
   OASIS_ASSIGN_OR_RETURN(layer_, Eagle3Layer::create(device, head_, options.max_rows, options.max_sequences));
   return {};
 }
@@ -177,19 +179,19 @@ void Eagle3::propose(Stream& stream, std::span<ProposeItem> items) {
 }  // namespace
 
 Result<std::unique_ptr<Drafter>> make_eagle3(Device& device, const std::string& folder, const model::Checkpoint& target,
-                                             const DrafterOptions& options) {
-  OASIS_RETURN_IF_ERROR(validate(options));
-  OASIS_ASSIGN_OR_RETURN(Head head, open_head(folder, target, options.rope_theta));
+                                             const DrafterOptions& options, int32_t window_tokens) {
+  OASIS_RETURN_IF_ERROR(validate(options, window_tokens));
+  OASIS_ASSIGN_OR_RETURN(Head head, open_head(folder, target));
   auto drafter = std::make_unique<Eagle3>(std::move(head));
-  OASIS_RETURN_IF_ERROR(drafter->allocate(device, options));
+  OASIS_RETURN_IF_ERROR(drafter->allocate(device, options, window_tokens));
   return std::unique_ptr<Drafter>(std::move(drafter));
 }
 
 Result<DrafterPlan> plan_eagle3(const std::string& folder, const model::Checkpoint& target,
                                 const DrafterOptions& options) {
-  OASIS_RETURN_IF_ERROR(validate(options));
-  OASIS_ASSIGN_OR_RETURN(const Head head, open_head(folder, target, options.rope_theta));
-  const CacheShape shape = cache_shape(head, options);
+  OASIS_RETURN_IF_ERROR(validate(options, kWindowTokens));
+  OASIS_ASSIGN_OR_RETURN(const Head head, open_head(folder, target));
+  const CacheShape shape = cache_shape(head, options, kWindowTokens);
   return DrafterPlan{.fast_bytes = shape.bytes(),
                      .scratch_bytes = Eagle3Layer::scratch_bytes(head, options.max_rows, options.max_sequences),
                      .weight_bytes = head.weight_bytes,

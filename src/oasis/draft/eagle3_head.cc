@@ -29,7 +29,7 @@ class HeadReader {
  public:
   HeadReader(const std::string& folder, const model::Checkpoint& target) : folder_(folder), target_(target) {}
 
-  Result<Head> read(float rope_theta);
+  Result<Head> read();
 
  private:
   Status open_files();
@@ -270,10 +270,9 @@ uint64_t HeadReader::fingerprint() const {
   return hash;
 }
 
-Result<Head> HeadReader::read(float rope_theta) {
+Result<Head> HeadReader::read() {
   OASIS_RETURN_IF_ERROR(open_files());
   OASIS_ASSIGN_OR_RETURN(head_.config, read_head_config(folder_ + "/config.json", target_.config()));
-  if (rope_theta > 0) head_.config.rope.theta = rope_theta;
   OASIS_RETURN_IF_ERROR(model::validate(head_.config.rope, head_.config.head_dim));
   OASIS_RETURN_IF_ERROR(read_features());
   OASIS_RETURN_IF_ERROR(read_norms());
@@ -286,8 +285,8 @@ Result<Head> HeadReader::read(float rope_theta) {
 
 }  // namespace
 
-Result<Head> open_head(const std::string& folder, const model::Checkpoint& target, float rope_theta) {
-  return HeadReader(folder, target).read(rope_theta);
+Result<Head> open_head(const std::string& folder, const model::Checkpoint& target) {
+  return HeadReader(folder, target).read();
 }
 
 Status move_to_device(Head& head, model::DeviceWeights& weights) {

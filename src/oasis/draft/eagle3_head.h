@@ -65,7 +65,7 @@ struct Head {
 // Moves every view to where the device of `weights` computes.
 Status move_to_device(Head& head, model::DeviceWeights& weights);
 
-// Borrows the target's embeddings. `rope_theta` > 0 replaces the head's.
-Result<Head> open_head(const std::string& folder, const model::Checkpoint& target, float rope_theta);
+// Borrows the target's embeddings.
+Result<Head> open_head(const std::string& folder, const model::Checkpoint& target);
 
 }  // namespace oasis::draft

@@ -19,7 +19,7 @@ class Eagle3Head : public testing::Test {
     target_.emplace(std::move(opened).value());
   }
   std::string error() {
-    const auto head = open_head(folder_.path(), *target_, 0);
+    const auto head = open_head(folder_.path(), *target_);
     return head.ok() ? "" : head.status().message();
   }
   std::string error(const HeadFiles& files) {
@@ -38,7 +38,7 @@ class Eagle3Head : public testing::Test {
 TEST_F(Eagle3Head, OpensAGoodOne) { EXPECT_EQ(error(head_), ""); }
 
 TEST_F(Eagle3Head, NamesTheFolderThatIsNotThere) {
-  EXPECT_THAT(open_head("/no/such/head", *target_, 0).status().message(), HasSubstr("/no/such/head"));
+  EXPECT_THAT(open_head("/no/such/head", *target_).status().message(), HasSubstr("/no/such/head"));
 }
 
 TEST_F(Eagle3Head, SaysHowToConvertAPickle) {
@@ -150,12 +150,15 @@ TEST_F(Eagle3Head, RefusesFilesCutShort) {
 
 TEST_F(Eagle3Head, HasAFingerprintOfItsNumbers) {
   head_.write(folder_.path());
-  const uint64_t original = open_head(folder_.path(), *target_, 0)->fingerprint;
-  EXPECT_EQ(open_head(folder_.path(), *target_, 0)->fingerprint, original);
-  EXPECT_NE(open_head(folder_.path(), *target_, 500000)->fingerprint, original);
+  const uint64_t original = open_head(folder_.path(), *target_)->fingerprint;
+  EXPECT_EQ(open_head(folder_.path(), *target_)->fingerprint, original);
+  const nlohmann::json theta = std::exchange(head_.config["rope_theta"], 500000.0);
+  head_.write(folder_.path());
+  EXPECT_NE(open_head(folder_.path(), *target_)->fingerprint, original);
+  head_.config["rope_theta"] = theta;
   head_.tensors["midlayer.self_attn.k_proj.weight"].values[3] += 1;
   head_.write(folder_.path());
-  EXPECT_NE(open_head(folder_.path(), *target_, 0)->fingerprint, original);
+  EXPECT_NE(open_head(folder_.path(), *target_)->fingerprint, original);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // What an EAGLE-3 drafter keeps of its sequences: sharing, preemption, batches.
 #include <gtest/gtest.h>
 
+#include "oasis/draft/eagle3.h"
 #include "oasis/draft/make_drafter.h"
 #include "oasis/draft/testing/head_files.h"
 #include "oasis/draft/testing/scripted_text.h"
@@ -18,10 +19,8 @@ class Eagle3Sequence : public testing::Test {
     target_.emplace(std::move(opened).value());
     random_head({}, 1).write(folder_.path());
   }
-  std::unique_ptr<Drafter> make(int32_t window_tokens = 2048) {
-    return make_drafter(*device_, "eagle3:" + folder_.path(), *target_,
-                        {.max_sequences = 4, .max_rows = 48, .window_tokens = window_tokens})
-        .value();
+  std::unique_ptr<Drafter> make(int32_t window_tokens = kWindowTokens) {
+    return make_eagle3(*device_, folder_.path(), *target_, {.max_sequences = 4, .max_rows = 48}, window_tokens).value();
   }
   Stream& stream() { return device_->foreground(); }
 
@@ -182,8 +181,7 @@ TEST_F(Eagle3Sequence, StoresTheBlockThatAVerifiedRowCompletes) {
 
 TEST_F(Eagle3Sequence, TakesInMoreRowsAtOnceThanItsWindowHolds) {
   const auto make_for = [&](int32_t max_rows) {
-    return make_drafter(*device_, "eagle3:" + folder_.path(), *target_, {.max_rows = max_rows, .window_tokens = 16})
-        .value();
+    return make_eagle3(*device_, folder_.path(), *target_, {.max_rows = max_rows}, 16).value();
   };
   const auto large = make_for(96), small = make_for(16);
   std::vector<std::vector<std::byte>> at_once, piecewise;

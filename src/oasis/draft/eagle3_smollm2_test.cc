@@ -39,7 +39,7 @@ class Eagle3SmolLM2 : public testing::Test {
     auto opened = model::Checkpoint::open(kSmol);
     ASSERT_TRUE(opened.ok()) << opened.status().message();
     target_.emplace(std::move(opened).value());
-    auto head = open_head(kHead, *target_, 0);
+    auto head = open_head(kHead, *target_);
     ASSERT_TRUE(head.ok()) << head.status().message();
     head_.emplace(std::move(head).value());
     const auto reference = nlohmann::json::parse(std::ifstream(kHead + "/reference.json"));

@@ -245,15 +245,6 @@ TEST_F(Eagle3, UsesTheTargetsLmHeadWhereItHasNone) {
   expect_oracle_drafts(*drafter, stream(), judge, ScriptedText(60, 320, 3, 64, 2), 40, {identity});
 }
 
-TEST_F(Eagle3, TurnsByTheUsersRopeBaseInPlaceOfTheConfigs) {
-  HeadFiles head = random_head({}, 1);
-  head.config["rope_theta"] = 3e6;
-  const auto drafter = make(head, {.max_sequences = 1, .max_rows = 48, .rope_theta = 10000});
-  head.config["rope_theta"] = 10000;
-  auto judge = oracle(head);
-  expect_oracle_drafts(*drafter, stream(), judge, ScriptedText(60, 320, 3, 64, 2), 40, {target_ids_of(head)});
-}
-
 TEST_F(Eagle3, DraftsPastItsTrainingLength) {  // case 10
   HeadFiles head = random_head({}, 1);
   head.config["max_position_embeddings"] = 64;
@@ -264,7 +255,8 @@ TEST_F(Eagle3, DraftsPastItsTrainingLength) {  // case 10
 
 TEST_F(Eagle3, SeesTheLastBlocksOfItsWindowOnly) {
   const HeadFiles head = random_head({}, 1);
-  const auto drafter = make(head, {.max_sequences = 1, .max_rows = 48, .window_tokens = 32});
+  head.write(folder_.path());
+  const auto drafter = make_eagle3(*device_, folder_.path(), *target_, {.max_rows = 48}, 32).value();
   auto judge = oracle(head);
   expect_oracle_drafts(*drafter, stream(), judge, ScriptedText(300, 320, 3, 64, 2), 150, {target_ids_of(head), 32});
 }

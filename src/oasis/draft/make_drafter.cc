@@ -21,7 +21,12 @@ Result<Spec> parse(std::string_view spec) {
   const bool folder_fits = colon == spec.npos ? parsed.kind != "eagle3" : takes_folder && !parsed.folder.empty();
   if (known && folder_fits) return parsed;
   return invalid_argument(
-      "drafter '{}': choose none, ngram, eagle3:DIR, auto or auto:DIR (DIR: an EAGLE-3 head's folder)", spec);
+      "--draft '{}': choose none, ngram, eagle3:DIR, auto or auto:DIR (DIR: an EAGLE-3 head's folder)", spec);
+}
+
+// What is wrong with the head, after the option that chose it.
+Status of(std::string_view spec, const Status& status) {
+  return {status.code(), fmt::format("--draft {}: {}", spec, status.message())};
 }
 
 }  // namespace
@@ -31,16 +36,19 @@ Result<std::unique_ptr<Drafter>> make_drafter(Device& device, std::string_view s
   OASIS_ASSIGN_OR_RETURN(const Spec parsed, parse(spec));
   if (parsed.kind == "none") return make_none();
   if (parsed.folder.empty()) return make_ngram(options);
-  OASIS_ASSIGN_OR_RETURN(auto head, make_eagle3(device, std::string(parsed.folder), target, options));
+  auto head = make_eagle3(device, std::string(parsed.folder), target, options);
+  if (!head.ok()) return of(spec, head.status());
   if (parsed.kind == "eagle3") return head;
-  return make_auto(std::move(head), options);
+  return make_auto(std::move(*head), options);
 }
 
 Result<DrafterPlan> plan_drafter(std::string_view spec, const model::Checkpoint& target,
                                  const DrafterOptions& options) {
   OASIS_ASSIGN_OR_RETURN(const Spec parsed, parse(spec));
   if (parsed.folder.empty()) return DrafterPlan{};
-  return plan_eagle3(std::string(parsed.folder), target, options);
+  auto plan = plan_eagle3(std::string(parsed.folder), target, options);
+  if (!plan.ok()) return of(spec, plan.status());
+  return plan;
 }
 
 }  // namespace oasis::draft

@@ -11,6 +11,7 @@ namespace oasis::draft {
 
 // `spec`: "none"; "ngram"; "eagle3:DIR", an EAGLE-3 head's folder; "auto:DIR", the head and prompt lookup, whichever
 // does better; "auto", prompt lookup alone for want of a head. Device and target must outlive the drafter.
+// Errors begin with the option, --draft.
 Result<std::unique_ptr<Drafter>> make_drafter(Device& device, std::string_view spec, const model::Checkpoint& target,
                                               const DrafterOptions& options);
 

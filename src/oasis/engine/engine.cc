@@ -58,7 +58,8 @@ Status Engine::Impl::init() {
   OASIS_ASSIGN_OR_RETURN(plan, plan_memory(m, config,
                                            {.fast_bytes = drafter->fast_bytes(),
                                             .home_bytes = drafter->home_bytes(),
-                                            .feature_dim = drafter->feature_dim()}));
+                                            .feature_dim = drafter->feature_dim(),
+                                            .scratch_bytes = drafter->scratch_bytes()}));
   OASIS_ASSIGN_OR_RETURN(auto tier, make_tier(device, config, plan, drafter->home_bytes()));
   homes = std::make_unique<kv::HomeStore>(std::move(tier), config.block_size);
   OASIS_ASSIGN_OR_RETURN(core, lookahead::KvCore::create(device, plan.core, *homes));
@@ -102,7 +103,8 @@ Status check(const Request& r, const Engine::Impl& e) {
     if (id < 0 || id >= vocab) return invalid_argument("forced token {}: ids lie in 0 .. {}", id, vocab - 1);
   }
   if (static_cast<int64_t>(r.prompt.size()) >= limit) {
-    return invalid_argument("a prompt of {} tokens leaves no room in a context of {}", r.prompt.size(), limit);
+    return invalid_argument("a prompt of {} tokens leaves no room in a context of {} (--context)", r.prompt.size(),
+                            limit);
   }
   if (r.max_tokens < 0) return invalid_argument("max tokens {}: must not be negative", r.max_tokens);
   if (!r.stop.empty() && !e.tokenizer) return invalid_argument("stop strings need a tokenizer");
@@ -112,8 +114,10 @@ Status check(const Request& r, const Engine::Impl& e) {
   const int64_t blocks = length / e.config.block_size;
   if (blocks > e.homes->capacity()) {
     return resource_exhausted(
-        "{} tokens need {} blocks in the capacity tier, which holds {}: give it more memory or ask for less", length,
-        blocks, e.homes->capacity());
+        "{} tokens need {} blocks in the capacity tier, which holds {}: give it more (--capacity-memory, "
+        "--capacity-file) "
+        "or ask for less",
+        length, blocks, e.homes->capacity());
   }
   return {};
 }

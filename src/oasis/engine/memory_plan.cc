@@ -48,7 +48,7 @@ Result<MemoryPlan> plan_memory(const model::ModelConfig& m, const EngineConfig& 
   OASIS_RETURN_IF_ERROR(model::validate(m));
   const int64_t context = e.max_context > 0 ? e.max_context : m.context;
   if (context > m.context) {
-    return invalid_argument("context of {} tokens: this model's positions end at {}", context, m.context);
+    return invalid_argument("--context {}: this model's context ends at {}", context, m.context);
   }
   MemoryPlan plan;
   CoreConfig& c = plan.core;
@@ -81,9 +81,9 @@ Result<MemoryPlan> plan_memory(const model::ModelConfig& m, const EngineConfig& 
   const int64_t room = budget > 0 ? budget - need.fixed : need.each * e.max_sequences;
   if (room < need.each) {
     return resource_exhausted(
-        "fast memory of {} is too small: one sequence of {} tokens needs {} ({} pages of {}, summaries {}, maps and "
+        "--fast-memory {} is too small: one sequence of {} tokens needs {} ({} pages of {}, summaries {}, maps and "
         "draft KV {}); "
-        "short by {}: give more, or fewer top-k blocks, a shorter context or fewer sequences",
+        "short by {}: give more, or a smaller --top-k-blocks or --context, or fewer sequences",
         format_bytes(e.fast_memory), context, format_bytes(static_cast<uint64_t>(need.each + need.fixed)),
         need.pages_each, format_bytes(static_cast<uint64_t>(c.shape.page_bytes())),
         format_bytes(static_cast<uint64_t>(need.summaries_each * c.shape.summary_page_bytes())),
@@ -116,7 +116,7 @@ Result<MemoryPlan> plan_memory(const model::ModelConfig& m, const EngineConfig& 
   const int64_t rows = std::max<int64_t>(step_rows, e.prefill_chunk);
   plan.activation_bytes = model::Transformer::scratch_bytes(m, rows) +
                           4 * rows * (m.hidden + 4 * width + 2 * kv_width + 2 * m.head_dim + drafter.feature_dim) +
-                          4 * step_rows * (m.vocab + m.hidden);
+                          4 * step_rows * (m.vocab + m.hidden) + drafter.scratch_bytes;
   return plan;
 }
 

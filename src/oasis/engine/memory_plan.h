@@ -11,9 +11,10 @@ namespace oasis::engine {
 
 // What the plan needs to know of the drafter.
 struct DrafterSizes {
-  int64_t fast_bytes = 0;   // of all sequences
-  int64_t home_bytes = 0;   // a home
-  int64_t feature_dim = 0;  // fp32 values a prompt token during prefill
+  int64_t fast_bytes = 0;     // of all sequences
+  int64_t home_bytes = 0;     // a home
+  int64_t feature_dim = 0;    // fp32 values a prompt token during prefill
+  int64_t scratch_bytes = 0;  // of its activations
 };
 
 struct MemoryPlan {
@@ -31,11 +32,13 @@ struct MemoryPlan {
   int32_t homes = 0;
   int64_t capacity_memory_bytes = 0, capacity_file_bytes = 0;
 
-  // Beside the tiers: hidden states, one layer's KV and drafter features of a prompt; activations and logits of a step.
+  // Beside the tiers: hidden states, one layer's KV and drafter features of a prompt; activations of model and drafter
+  // and logits of a step.
   int64_t prefill_workspace_bytes = 0, activation_bytes = 0;
 };
 
-// An error states the shortfall: what one sequence needs at least, what is there, what to change.
+// An error states the shortfall: what one sequence needs at least, what is there, what to change, by the names of the
+// program's options.
 Result<MemoryPlan> plan_memory(const model::ModelConfig& model, const EngineConfig& engine,
                                const DrafterSizes& drafter);
 

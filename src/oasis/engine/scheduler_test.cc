@@ -126,9 +126,10 @@ TEST(Scheduler, WhatCanNeverFitIsRefusedAtOnceWithTheLimit) {
     EXPECT_FALSE(id.ok());
     return id.status().message();
   };
-  EXPECT_EQ(refused(request(1, 160, 1)), "a prompt of 160 tokens leaves no room in a context of 160");
+  EXPECT_EQ(refused(request(1, 160, 1)), "a prompt of 160 tokens leaves no room in a context of 160 (--context)");
   EXPECT_EQ(refused(request(1, 90, 60)),
-            "150 tokens need 9 blocks in the capacity tier, which holds 5: give it more memory or ask for less");
+            "150 tokens need 9 blocks in the capacity tier, which holds 5: give it more (--capacity-memory, "
+            "--capacity-file) or ask for less");
   EXPECT_EQ(refused(request(1, 0, 1)), "the prompt is empty: give at least one token");
   Request negative = request(1, 5, 5);
   negative.prompt[2] = -1;

@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "oasis/base/units.h"
 #include "oasis/kv/host_memory.h"
 #include "oasis/kv/tier.h"
 
@@ -116,10 +117,11 @@ Result<std::unique_ptr<Tier>> make_dram_tier(const TierConfig& config, int64_t m
   const int64_t home_bytes = DramTier::home_bytes(config);
   const int64_t homes = std::min<int64_t>(memory_bytes / home_bytes, std::numeric_limits<int32_t>::max());
   if (homes < 1) {
-    return resource_exhausted("DRAM tier: {} bytes hold no home, one takes {}; give it at least that", memory_bytes,
-                              home_bytes);
+    return resource_exhausted("--capacity-memory: {} hold no block, one takes {} ({} bytes); give it at least that",
+                              format_bytes(memory_bytes), format_bytes(home_bytes), home_bytes);
   }
-  OASIS_ASSIGN_OR_RETURN(HostArena arena, HostArena::create("DRAM tier", homes * home_bytes, config.device));
+  OASIS_ASSIGN_OR_RETURN(HostArena arena, HostArena::create("the capacity tier in DRAM (--capacity-memory)",
+                                                            homes * home_bytes, config.device));
   std::unique_ptr<Tier> tier = std::make_unique<DramTier>(config, static_cast<int32_t>(homes), std::move(arena));
   return tier;
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "oasis/base/units.h"
+
 namespace oasis::kv {
 namespace {
 
@@ -30,7 +32,9 @@ Result<FileTier::Plan> FileTier::plan(const TierConfig& config, const FileTierCo
   if (file.file_bytes > 0) {
     homes = (file.file_bytes - TierFile::kHeaderBytes) / home_file_bytes;
     if (homes < 1) {
-      return resource_exhausted("file tier: {} bytes hold no home; one and the header take {}", file.file_bytes,
+      return resource_exhausted("--capacity-file {}: {} hold no block; one and the header take {} ({} bytes)",
+                                file.path, format_bytes(file.file_bytes),
+                                format_bytes(home_file_bytes + TierFile::kHeaderBytes),
                                 home_file_bytes + TierFile::kHeaderBytes);
     }
     if (file.max_homes > 0) homes = std::min<int64_t>(homes, file.max_homes);
@@ -38,7 +42,8 @@ Result<FileTier::Plan> FileTier::plan(const TierConfig& config, const FileTierCo
   if (homes < 1) return invalid_argument("file tier: {} homes and {} bytes asked for", homes, file.file_bytes);
   homes = std::min<int64_t>(homes, std::numeric_limits<int32_t>::max());
   if (__builtin_mul_overflow(homes, home_file_bytes, &plan.file_bytes)) {
-    return resource_exhausted("file tier: {} homes of {} bytes are more than 2^63 bytes", homes, home_file_bytes);
+    return resource_exhausted("--capacity-file {}: {} blocks of {} are more than 2^63 bytes", file.path, homes,
+                              format_bytes(home_file_bytes));
   }
   plan.file_bytes += TierFile::kHeaderBytes;
 
@@ -49,10 +54,13 @@ Result<FileTier::Plan> FileTier::plan(const TierConfig& config, const FileTierCo
   const int64_t fixed = homes * plan.meta_stride + books + 8;
   const int64_t frames = (file.memory_bytes - fixed) / frame_cost;
   if (frames < kMinFrames) {
+    const int64_t least = fixed + kMinFrames * frame_cost;
     return resource_exhausted(
-        "file tier: {} bytes of memory do not hold the metadata of {} homes ({} bytes) and {} frames of {} bytes; it "
-        "needs {}",
-        file.memory_bytes, homes, fixed, kMinFrames, plan.frame_bytes, fixed + kMinFrames * frame_cost);
+        "--capacity-memory {}: does not hold what is to be known of {} blocks in the file, {}, and a cache of {} parts "
+        "of "
+        "{}; it needs {} ({} bytes)",
+        format_bytes(file.memory_bytes), homes, format_bytes(fixed), kMinFrames, format_bytes(plan.frame_bytes),
+        format_bytes(least), least);
   }
   // More than one frame a part beside the reserve would never be used.
   const int64_t most = std::min<int64_t>(parts + 64, std::numeric_limits<int32_t>::max() - 1);
@@ -66,7 +74,8 @@ Result<std::unique_ptr<Tier>> make_file_tier_on(const TierConfig& config, const 
                                                 const IoBackendFactory& make_backend) {
   OASIS_ASSIGN_OR_RETURN(const FileTier::Plan plan, FileTier::plan(config, file));
   const int64_t arena_bytes = plan.frames * plan.frame_bytes + plan.homes * plan.meta_stride;
-  OASIS_ASSIGN_OR_RETURN(HostArena arena, HostArena::create("file tier's cache", arena_bytes, config.device));
+  OASIS_ASSIGN_OR_RETURN(HostArena arena, HostArena::create("the cache of --capacity-file (--capacity-memory)",
+                                                            arena_bytes, config.device));
   OASIS_ASSIGN_OR_RETURN(TierFile tier_file, TierFile::create(file.path, plan.file_bytes));
   std::unique_ptr<IoBackend> backend = make_backend(tier_file.fd());
   return std::unique_ptr<Tier>(
@@ -151,7 +160,7 @@ Result<std::byte*> FileTier::begin_write(PartKey key) {
     if (!dirty_.empty()) deadline = Clock::now() + kPatience;
     if (Clock::now() >= deadline) {
       return resource_exhausted(
-          "file tier: all {} frames are pinned, none is free to write home {} layer {}; raise its memory",
+          "file tier: all {} frames are pinned, none is free to write home {} layer {}; raise --capacity-memory",
           plan_.frames - reserve_, key.home, key.layer);
     }
     room_.wait_until(lock, deadline);
@@ -231,11 +240,11 @@ void FileTier::fetch(std::span<const PartKey> parts, FetchTicket& ticket) {
       if (count <= pinnable_parts()) {
         pending_.push_back(wanted);
       } else {
-        refuse(
-            wanted,
-            resource_exhausted("file tier: {} parts in one fetch, {} frames; fetch fewer at a time or raise its memory",
-                               count, plan_.frames),
-            finished);
+        refuse(wanted,
+               resource_exhausted(
+                   "file tier: {} parts in one fetch, {} frames; fetch fewer at a time or raise --capacity-memory",
+                   count, plan_.frames),
+               finished);
       }
     }
     grant(finished);

@@ -104,7 +104,7 @@ void FileTier::give_up_waiting(FinishedList& finished) {
   }
   if (Clock::now() - pending_since_ < kPatience) return;
   refuse(pending_.front(),
-         resource_exhausted("file tier: all {} frames are pinned, none is free for a fetch; raise its memory",
+         resource_exhausted("file tier: all {} frames are pinned, none is free for a fetch; raise --capacity-memory",
                             plan_.frames),
          finished);
   pending_.pop_front();
@@ -115,16 +115,17 @@ Status FileTier::read_error(int64_t i, int error, uint64_t checksum) {
   const PartKey k = key(i);
   if (error == IoResult::kEndOfFile) {
     ++stats_.checksum_failures;
-    return data_corruption("tier file {} ends before home {} layer {}: somebody truncated it", file_.path(), k.home,
-                           k.layer);
+    return data_corruption("--capacity-file {} ends before home {} layer {}: somebody truncated it", file_.path(),
+                           k.home, k.layer);
   }
   if (error != 0) {
-    return io_error("tier file {}: read of home {} layer {}: {}", file_.path(), k.home, k.layer, std::strerror(error));
+    return io_error("--capacity-file {}: read of home {} layer {}: {}", file_.path(), k.home, k.layer,
+                    std::strerror(error));
   }
   if (checksum == part(i).checksum) return {};
   ++stats_.checksum_failures;
   return data_corruption(
-      "tier file {}: home {} layer {} has checksum {:016x}, {:016x} was written: the file was changed "
+      "--capacity-file {}: home {} layer {} has checksum {:016x}, {:016x} was written: the file was changed "
       "or its disk is faulty",
       file_.path(), k.home, k.layer, checksum, part(i).checksum);
 }
@@ -148,7 +149,7 @@ void FileTier::finish_io(int32_t f, int error, uint64_t checksum, FinishedList& 
   if (fr.writes) {
     if (error != 0) {
       fail_home(home,
-                io_error("tier file {}: write of home {} layer {}: {}", file_.path(), home, key(i).layer,
+                io_error("--capacity-file {}: write of home {} layer {}: {}", file_.path(), home, key(i).layer,
                          std::strerror(error)),
                 finished);
       return;

@@ -39,7 +39,8 @@ Result<bool> HomeStore::reserve(int32_t homes) {
   OASIS_CHECK(homes >= 0, "reserve of {} homes", homes);
   if (homes > capacity()) {
     return resource_exhausted(
-        "a sequence of {} blocks does not fit the capacity tier's {}: {} short; shorten it or give the tier more room",
+        "a sequence of {} blocks does not fit the capacity tier's {}: {} short; shorten it or give the tier more room "
+        "(--capacity-memory, --capacity-file)",
         homes, capacity(), homes - capacity());
   }
   if (homes > slack()) return false;

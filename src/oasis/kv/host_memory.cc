@@ -11,6 +11,8 @@
 #include <string>
 #include <utility>
 
+#include "oasis/base/units.h"
+
 namespace oasis::kv {
 namespace {
 
@@ -43,9 +45,8 @@ int64_t host_memory_limit_bytes() {
 Result<HostArena> HostArena::create(const char* what, int64_t bytes, Device* device) {
   const int64_t limit = host_memory_limit_bytes();
   if (bytes > limit) {
-    return resource_exhausted(
-        "{} of {} bytes is more than the {} bytes of memory that this process may have; ask for less", what, bytes,
-        limit);
+    return resource_exhausted("{}: {} are more than the {} of memory that this process may have; ask for less", what,
+                              format_bytes(bytes), format_bytes(limit));
   }
   HostArena arena;
   arena.bytes_ = std::max<int64_t>(bytes, 1);
@@ -57,7 +58,7 @@ Result<HostArena> HostArena::create(const char* what, int64_t bytes, Device* dev
   void* data = mmap(nullptr, static_cast<size_t>(arena.bytes_), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) {
-    return resource_exhausted("{}: mmap of {} bytes: {}; ask for less", what, bytes, std::strerror(errno));
+    return resource_exhausted("{}: mmap of {}: {}; ask for less", what, format_bytes(bytes), std::strerror(errno));
   }
   arena.data_ = static_cast<std::byte*>(data);
   madvise(data, static_cast<size_t>(arena.bytes_), MADV_HUGEPAGE);  // fewer TLB misses in gathers; advice only

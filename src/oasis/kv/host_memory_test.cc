@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "oasis/base/units.h"
 #include "oasis/kv/tier.h"
 
 namespace oasis::kv {
@@ -19,8 +20,8 @@ TEST(HostMemory, MoreThanTheMachineOrItsControlGroupHasIsRefusedWithBothNumbers)
   EXPECT_GT(limit, 0);
   const Status status = HostArena::create("arena", asked).status();
   ASSERT_EQ(status.code(), StatusCode::kResourceExhausted);
-  EXPECT_NE(status.message().find(std::to_string(limit)), std::string::npos) << status.message();
-  EXPECT_NE(status.message().find(std::to_string(asked)), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find(format_bytes(limit)), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find(format_bytes(asked)), std::string::npos) << status.message();
 
   const TierConfig config{.shape = {.layers = 1, .kv_heads = 1, .head_dim = 128}};
   EXPECT_EQ(make_dram_tier(config, asked).status().code(), StatusCode::kResourceExhausted);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "oasis/base/units.h"
+
 namespace oasis::kv {
 namespace {
 
@@ -13,13 +15,13 @@ Result<Buffer> allocate_pages(Device& device, const char* what, int32_t pages, i
   int64_t bytes = 0;
   if (pages < 1) return invalid_argument("{}: {} pages asked for, need at least 1", what, pages);
   if (__builtin_mul_overflow(int64_t{pages}, page_bytes, &bytes)) {
-    return resource_exhausted("{}: {} pages of {} bytes are more than 2^63 bytes; ask for fewer", what, pages,
-                              page_bytes);
+    return resource_exhausted("{}: {} pages of {} are more than 2^63 bytes; ask for fewer", what, pages,
+                              format_bytes(page_bytes));
   }
   Result<Buffer> memory = device.allocate(static_cast<size_t>(bytes));
   if (!memory.ok()) {
-    return Status(memory.status().code(), fmt::format("{}: {} pages of {} bytes ({} in all): {}", what, pages,
-                                                      page_bytes, bytes, memory.status().message()));
+    return Status(memory.status().code(), fmt::format("{} (--fast-memory): {} pages of {}: {}", what, pages,
+                                                      format_bytes(page_bytes), memory.status().message()));
   }
   return memory;
 }

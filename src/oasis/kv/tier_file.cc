@@ -13,6 +13,8 @@
 #include <thread>
 #include <utility>
 
+#include "oasis/base/units.h"
+
 namespace oasis::kv {
 namespace {
 
@@ -50,19 +52,21 @@ Status TierFile::lock() {
       continue;
     }
     if (fd_ < 0) {
-      return io_error("tier file {}: {}; name a file in a directory that exists and can be written to", path_,
+      return io_error("--capacity-file {}: {}; name a file in a directory that exists and can be written to", path_,
                       reason());
     }
     struct stat mine, named;
-    if (fstat(fd_, &mine) != 0) return io_error("tier file {}: fstat: {}", path_, reason());
-    if (!S_ISREG(mine.st_mode)) return invalid_argument("tier file {} is not a regular file; name another", path_);
+    if (fstat(fd_, &mine) != 0) return io_error("--capacity-file {}: fstat: {}", path_, reason());
+    if (!S_ISREG(mine.st_mode))
+      return invalid_argument("--capacity-file {}: it is not a regular file; name another", path_);
     if (flock(fd_, LOCK_EX | LOCK_NB) == 0) {
       // The last owner unlinks it before it unlocks: a file that lost its name meanwhile is not the one to use.
       if (stat(path_.c_str(), &named) == 0 && named.st_ino == mine.st_ino && named.st_dev == mine.st_dev) return {};
     } else if (errno != EWOULDBLOCK && errno != EINTR) {
-      return io_error("tier file {}: flock: {}", path_, reason());
+      return io_error("--capacity-file {}: flock: {}", path_, reason());
     } else if (std::chrono::steady_clock::now() > deadline) {
-      return resource_exhausted("tier file {} is in use by another process; name another or end that one", path_);
+      return resource_exhausted("--capacity-file {}: it is in use by another process; name another or end that one",
+                                path_);
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
@@ -73,16 +77,16 @@ Status TierFile::lock() {
 // Empties the file if it is ours to empty.
 Status TierFile::take_over() {
   struct stat info;
-  if (fstat(fd_, &info) != 0) return io_error("tier file {}: fstat: {}", path_, reason());
+  if (fstat(fd_, &info) != 0) return io_error("--capacity-file {}: fstat: {}", path_, reason());
   if (info.st_size > 0) {
     Header header;
     const ssize_t n = pread(fd_, header.bytes, sizeof(header), 0);
-    if (n < 0) return io_error("tier file {}: read: {}", path_, reason());
+    if (n < 0) return io_error("--capacity-file {}: read: {}", path_, reason());
     if (n < static_cast<ssize_t>(kMagic.size()) || std::memcmp(header.bytes, kMagic.data(), kMagic.size()) != 0) {
-      return invalid_argument("tier file {} holds {} bytes of something else; remove it or name another", path_,
-                              static_cast<int64_t>(info.st_size));
+      return invalid_argument("--capacity-file {}: it holds {} of something else; remove it or name another", path_,
+                              format_bytes(static_cast<int64_t>(info.st_size)));
     }
-    if (ftruncate(fd_, 0) != 0) return io_error("tier file {}: truncate: {}", path_, reason());
+    if (ftruncate(fd_, 0) != 0) return io_error("--capacity-file {}: truncate: {}", path_, reason());
   }
   ours_ = true;
   return {};
@@ -99,10 +103,10 @@ Status TierFile::write_header() {
   }
   if (n == static_cast<ssize_t>(sizeof(header))) return {};
   if (n >= 0 || errno == ENOSPC || errno == EDQUOT) {
-    return resource_exhausted("tier file {}: {} bytes asked for, but the disk is full; free space or ask for less",
-                              path_, bytes_);
+    return resource_exhausted("--capacity-file {}: {} asked for, but the disk is full; free space or ask for less",
+                              path_, format_bytes(bytes_));
   }
-  return io_error("tier file {}: write: {}", path_, reason());
+  return io_error("--capacity-file {}: write: {}", path_, reason());
 }
 
 Status TierFile::reserve() {
@@ -111,8 +115,8 @@ Status TierFile::reserve() {
   const auto block = static_cast<int64_t>(disk.f_frsize);
   const int64_t available = static_cast<int64_t>(disk.f_bavail) * block;
   const auto too_large = [&] {
-    return resource_exhausted("tier file {}: {} bytes asked for, {} are free on its disk; free space or ask for less",
-                              path_, bytes_, available);
+    return resource_exhausted("--capacity-file {}: {} asked for, {} are free on its disk; free space or ask for less",
+                              path_, format_bytes(bytes_), format_bytes(available));
   };
   // Asked first: some file systems fill the disk before they find out.
   if (known && bytes_ - kHeaderBytes > static_cast<int64_t>(disk.f_bfree) * block) return too_large();
@@ -122,9 +126,9 @@ Status TierFile::reserve() {
   } while (result != 0 && errno == EINTR);
   if (result == 0) return {};
   if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) return too_large();
-  if (errno != EOPNOTSUPP && errno != ENOSYS) return io_error("tier file {}: fallocate: {}", path_, reason());
+  if (errno != EOPNOTSUPP && errno != ENOSYS) return io_error("--capacity-file {}: fallocate: {}", path_, reason());
   reserved_ = false;
-  if (ftruncate(fd_, bytes_) != 0) return io_error("tier file {}: truncate to {}: {}", path_, bytes_, reason());
+  if (ftruncate(fd_, bytes_) != 0) return io_error("--capacity-file {}: truncate to {}: {}", path_, bytes_, reason());
   return {};
 }
 

@@ -59,7 +59,7 @@ TEST(TokenizerJson, AFolderGivesEverythingTheModelNeeds) {
   EXPECT_EQ(llama->tokens[llama->bos], "<|begin_of_text|>");
   EXPECT_EQ(llama->tokens[llama->eos], "<|eot_id|>");
   EXPECT_EQ(llama->pad, -1);
-  EXPECT_EQ(llama->chat_template, read_file(kData + "llama3.1.jinja"));
+  EXPECT_EQ(llama->chat_template, read_file(kData + "llama3_style.jinja"));
 }
 
 TEST(TokenizerJson, AMissingFolderIsAnError) {

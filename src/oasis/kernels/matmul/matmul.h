@@ -17,9 +17,9 @@ struct MatmulPart {
 };
 
 // All parts read the same x, which is quantised at most once. Up to 64 rows the weights are used as they are (quantised
-// dot products, activations in 8 bits a block of 32); above, they are unpacked to bf16 a tile at a time (fp32 ones stay
-// fp32). A row's result does not depend on the thread count; it may depend on `rows` (another kernel is chosen). The
-// portable kernels do all of it in fp32.
+// dot products; a block of 32 activations shares a scale and has 16 bits each up to 16 rows, else 8; AVX2 always 8);
+// above, they are unpacked to bf16 a tile at a time (fp32 ones stay fp32). A row's result does not depend on the thread
+// count; it may depend on `rows` (another kernel is chosen). The portable kernels do all of it in fp32.
 struct MatmulParams {
   const float* x = nullptr;  // [rows, x_stride], columns 0 .. cols-1 are read
   int64_t x_stride = 0;      // elements

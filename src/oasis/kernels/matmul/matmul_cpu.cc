@@ -71,15 +71,17 @@ PackedX pack(ThreadPool& pool, const Level& level, const float* x, int64_t x_str
   packed.block_stride = round_up((cols + kBlock - 1) / kBlock, kBlockPadding);
   packed.bits_stride = round_up(cols, kBlock) + kBlock;  // no multiple of 4,096 bytes: rows would share cache sets
   const int64_t blocks = rows * packed.block_stride;
-  const int64_t bytes = (quantize ? blocks * (kBlock + 4 * 4) : 0) + (round ? rows * packed.bits_stride * 2 : 0);
+  packed.q_bytes = rows <= level.wide_rows ? 2 : 1;
+  const int64_t bytes =
+      (quantize ? blocks * (kBlock * packed.q_bytes + 4 * 4) : 0) + (round ? rows * packed.bits_stride * 2 : 0);
   if (bytes == 0) return packed;
   thread_local Scratch scratch;
   std::byte* p = scratch.at_least(static_cast<size_t>(bytes));
   if (quantize) {
     packed.q = reinterpret_cast<int8_t*>(p);
-    packed.scale = reinterpret_cast<float*>(p + blocks * kBlock);
+    packed.scale = reinterpret_cast<float*>(p + blocks * kBlock * packed.q_bytes);
     packed.sum = packed.scale + blocks;
-    p += blocks * (kBlock + 4 * 4);
+    p += blocks * (kBlock * packed.q_bytes + 4 * 4);
   }
   if (round) packed.bits = reinterpret_cast<bf16*>(p);
   const auto pack_row = [&](int64_t row, int) {

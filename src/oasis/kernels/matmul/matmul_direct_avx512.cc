@@ -9,6 +9,12 @@ namespace {
 
 constexpr int kGroup = 16;  // weight rows whose lanes are added up together
 
+// Activations of 16 bits are 256 high + low: u . q is two sums, the first shifted by 8 before it takes up the second
+// (u < 256, so 32 products fit 32 bits). A quad of x is the high bytes of four blocks, then the low ones; each the
+// first 16 values of all four, then the second.
+constexpr int64_t kWideRows = 16;
+constexpr int64_t kHigh = 4 * kBlock;
+
 // The factors of a chunk with kRows rows of x from block b on: minimums go to the sums, d * scale is kept.
 template <int kHalves, int kRows>
 struct ScaledFactors {
@@ -27,16 +33,21 @@ struct ScaledFactors {
   }
 };
 
-// Adds the product of quad j of a chunk with row r of x, q its bytes there.
+// A quad of x: its high bytes (the first 16 values of each block, then the second), then its low ones.
+
+// Adds the product of quad j of a chunk with row r of x, q its bytes there: 16 bits a value.
 template <int j, int kHalves, int kRows>
 INLINE void add_product(const Quad& w, const ScaledFactors<kHalves, kRows>& f, int r, const int8_t* q, __m512* sum) {
   const auto factor = [&](int h) { return _mm512_shuffle_f32x4(f.d[r][h], f.d[r][h], j * 0x55); };
-  const __m512i first = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.first, _mm512_load_si512(q));
+  const auto dot = [&](__m512i to, __m512i u, int at) { return _mm512_dpbusd_epi32(to, u, _mm512_load_si512(q + at)); };
+  const __m512i zero = _mm512_setzero_si512();
   if constexpr (kHalves == 1) {
-    const __m512i both = _mm512_dpbusd_epi32(first, w.second, _mm512_load_si512(q + 64));
+    const __m512i high = dot(dot(zero, w.first, 0), w.second, 64);
+    const __m512i both = dot(dot(_mm512_slli_epi32(high, 8), w.first, 128), w.second, 192);
     *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(both), factor(0), *sum);
   } else {
-    const __m512i second = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.second, _mm512_load_si512(q + 64));
+    const __m512i first = dot(_mm512_slli_epi32(dot(zero, w.first, 0), 8), w.first, 128);
+    const __m512i second = dot(_mm512_slli_epi32(dot(zero, w.second, 64), 8), w.second, 192);
     *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(first), factor(0), *sum);
     *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(second), factor(1), *sum);
   }
@@ -74,7 +85,7 @@ INLINE void multiply_chunk(const uint8_t* p, int n, const PackedX& x, int64_t b,
     const Quad w = Format::quad(p, j, n);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r)
-      add_product<j>(w, factors, r, x.q + (r * x.block_stride + b + 4 * j) * kBlock, &sums[r]);
+      add_product<j>(w, factors, r, x.q + (r * x.block_stride + b + 4 * j) * kBlock * 2, &sums[r]);
   };
   add.template operator()<0>();
   add.template operator()<1>();
@@ -82,7 +93,7 @@ INLINE void multiply_chunk(const uint8_t* p, int n, const PackedX& x, int64_t b,
   add.template operator()<3>();
 }
 
-// Up to 4 rows of x: unpacked weights stay in registers.
+// Up to 4 rows of x, in 16 bits: unpacked weights stay in registers.
 template <class Format, int kRows>
 void few_rows(const DirectJob& job) {
   const PackedX x = *job.x;
@@ -155,11 +166,12 @@ void unpack_panel(const uint8_t* w, int64_t row_bytes, int64_t count, int j, int
   }
 }
 
-// sums[kRows][2] += products of a panel with blocks b .. b + 3 of rows `row` .. of x.
-template <int kHalves, int kRows>
+// sums[kRows][2] += products of a panel with blocks b .. b + 3 of rows `row` .. of x, kBytes = x.q_bytes.
+template <int kHalves, int kRows, int kBytes>
 void multiply_panel(const Panel& w, const PackedX& x, int64_t row, int64_t b, __m512 (*sums)[2]) {
   __m512 s[kRows][2];
-  const int8_t* q = x.q + (row * x.block_stride + b) * kBlock;
+  const int64_t q_stride = x.block_stride * kBlock * kBytes;
+  const int8_t* q = x.q + row * q_stride + b * kBlock * kBytes;
   const float* scale = x.scale + row * x.block_stride + b;
   const float* sum = x.sum + row * 3 * x.block_stride + b;
   for (int r = 0; r < kRows; ++r)
@@ -169,18 +181,27 @@ void multiply_panel(const Panel& w, const PackedX& x, int64_t row, int64_t b, __
     const auto start = [&] {
       for (int r = 0; r < kRows; ++r) dots[r][0] = dots[r][1] = _mm512_setzero_si512();
     };
-    const auto add_part = [&](int part) {
+    // Of the bytes at q; of 16 bits the high bytes come first.
+    const auto add_bytes = [&](int part, const int8_t* bytes) {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         const __m512i w0 = w.u[part][4 * i + k][0], w1 = w.u[part][4 * i + k][1];
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           int32_t word;
-          std::memcpy(&word, q + r * x.block_stride * kBlock + part * 64 + (4 * i + k) * 4, 4);
+          std::memcpy(&word, bytes + r * q_stride + part * 64 + (4 * i + k) * 4, 4);
           const __m512i values = _mm512_set1_epi32(word);
           dots[r][0] = _mm512_dpbusd_epi32(dots[r][0], w0, values);
           dots[r][1] = _mm512_dpbusd_epi32(dots[r][1], w1, values);
         }
+      }
+    };
+    const auto add_parts = [&](int first, int last) {
+      for (int part = first; part <= last; ++part) add_bytes(part, q);
+      if constexpr (kBytes == 2) {
+        for (int r = 0; r < kRows; ++r)
+          for (int g = 0; g < 2; ++g) dots[r][g] = _mm512_slli_epi32(dots[r][g], 8);
+        for (int part = first; part <= last; ++part) add_bytes(part, q + kHigh);
       }
     };
     const auto finish = [&](int half, int which_sum) {
@@ -197,25 +218,28 @@ void multiply_panel(const Panel& w, const PackedX& x, int64_t row, int64_t b, __
       }
     };
     start();
-    add_part(0);
-    if constexpr (kHalves == 2) {
+    if constexpr (kHalves == 1) {
+      add_parts(0, 1);
+      finish(0, 2);
+    } else {
+      add_parts(0, 0);
       finish(0, 0);
       start();
+      add_parts(1, 1);
+      finish(1, 1);
     }
-    add_part(1);
-    finish(kHalves - 1, kHalves == 2 ? 1 : 2);
   }
   for (int r = 0; r < kRows; ++r)
     for (int g = 0; g < 2; ++g) sums[r][g] = s[r][g];
 }
 
 // More: 32 weight rows at a time, unpacked into lanes, so that every load of x serves them all.
-template <class Format>
+template <class Format, int kBytes>
 void many_rows(const DirectJob& job) {
   constexpr auto kMultiply = [] {
     constexpr int kHalves = Format::kHalves;
-    return std::array{multiply_panel<kHalves, 1>, multiply_panel<kHalves, 2>, multiply_panel<kHalves, 3>,
-                      multiply_panel<kHalves, 4>};
+    return std::array{multiply_panel<kHalves, 1, kBytes>, multiply_panel<kHalves, 2, kBytes>,
+                      multiply_panel<kHalves, 3, kBytes>, multiply_panel<kHalves, 4, kBytes>};
   }();
   constexpr int64_t kChunkBytes = bytes_of(Format::kType, kChunk * kBlock);
   const PackedX& x = *job.x;
@@ -270,7 +294,7 @@ void direct_quantized(const DirectJob& job) {
     case 4:
       return few_rows<Format, 4>(job);
     default:
-      return many_rows<Format>(job);
+      return job.x->q_bytes == 2 ? many_rows<Format, 2>(job) : many_rows<Format, 1>(job);
   }
 }
 
@@ -339,17 +363,19 @@ INLINE __m128i max_each(const __m512i (&v)[4]) {
 }
 
 // Sums of the bytes of each block of half a quad.
-INLINE __m128 sum_bytes(__m512i q) {
+INLINE __m128i sum_bytes(__m512i q) {
   const __m512i fours = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), q);
   const __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(fours), _mm512_extracti32x8_epi32(fours, 1));
-  return _mm_cvtepi32_ps(_mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+  return _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
 }
 
-void quantize_row(const PackedX& x, int64_t row) {
+template <int kBytes>
+void quantize(const PackedX& x, int64_t row) {
+  constexpr float kLargest = kBytes == 2 ? 127 * 256 + 127 : 127;
   const float* from = x.x + row * x.x_stride;
   float* scale = x.scale + row * x.block_stride;
   float* sum = x.sum + row * 3 * x.block_stride;
-  int8_t* q = x.q + row * x.block_stride * kBlock;
+  int8_t* q = x.q + row * x.block_stride * kBlock * kBytes;
   for (int64_t b = 0; b < x.block_stride; b += 4) {
     __m512 v[4][2];
     __m512i top[4];
@@ -363,27 +389,39 @@ void quantize_row(const PackedX& x, int64_t row) {
       top[k] = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(v[k][0]), magnitude),
                                 _mm512_and_si512(_mm512_castps_si512(v[k][1]), magnitude));
     }
-    const __m128 amax = _mm_castsi128_ps(max_each(top)), d = _mm_div_ps(amax, _mm_set1_ps(127));
+    const __m128 amax = _mm_castsi128_ps(max_each(top)), d = _mm_div_ps(amax, _mm_set1_ps(kLargest));
     alignas(16) float inverse[4];
     const __mmask8 some = _mm_cmp_ps_mask(amax, _mm_setzero_ps(), _CMP_GT_OQ);
-    _mm_store_ps(inverse, _mm_maskz_div_ps(some, _mm_set1_ps(127), amax));
-    alignas(64) int8_t bytes[128];
+    _mm_store_ps(inverse, _mm_maskz_div_ps(some, _mm_set1_ps(kLargest), amax));
+    alignas(64) int8_t bytes[kBytes][128];  // low ones at 0
     for (int k = 0; k < 4; ++k) {
       for (int h = 0; h < 2; ++h) {
-        const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(v[k][h], _mm512_set1_ps(inverse[k])));
-        _mm_store_si128(reinterpret_cast<__m128i*>(bytes + 32 * k + 16 * h), _mm512_cvtsepi32_epi8(rounded));
+        const __m512i n = _mm512_cvtps_epi32(_mm512_mul_ps(v[k][h], _mm512_set1_ps(inverse[k])));
+        const auto store = [&](int i, __m512i value) {
+          _mm_store_si128(reinterpret_cast<__m128i*>(bytes[i] + 32 * k + 16 * h), _mm512_cvtepi32_epi8(value));
+        };
+        store(0, n);
+        if constexpr (kBytes == 2) store(1, _mm512_srai_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(128)), 8));
       }
     }
-    const Quad arranged = arrange(_mm512_load_si512(bytes), _mm512_load_si512(bytes + 64));
-    _mm512_store_si512(q + b * kBlock, arranged.first);
-    _mm512_store_si512(q + b * kBlock + 64, arranged.second);
-    const __m128 first = _mm_mul_ps(d, sum_bytes(arranged.first)), second = _mm_mul_ps(d, sum_bytes(arranged.second));
+    __m128i sums[2] = {_mm_setzero_si128(), _mm_setzero_si128()};
+    for (int i = kBytes - 1; i >= 0; --i) {
+      const Quad arranged = arrange(_mm512_load_si512(bytes[i]), _mm512_load_si512(bytes[i] + 64));
+      int8_t* to = q + b * kBlock * kBytes + (kBytes - 1 - i) * kHigh;
+      _mm512_store_si512(to, arranged.first);
+      _mm512_store_si512(to + 64, arranged.second);
+      sums[0] = _mm_add_epi32(_mm_slli_epi32(sums[0], 8), sum_bytes(arranged.first));
+      sums[1] = _mm_add_epi32(_mm_slli_epi32(sums[1], 8), sum_bytes(arranged.second));
+    }
+    const __m128 first = _mm_mul_ps(d, _mm_cvtepi32_ps(sums[0])), second = _mm_mul_ps(d, _mm_cvtepi32_ps(sums[1]));
     _mm_store_ps(scale + b, d);
     _mm_store_ps(sum + b, first);
     _mm_store_ps(sum + x.block_stride + b, second);
     _mm_store_ps(sum + 2 * x.block_stride + b, _mm_add_ps(first, second));
   }
 }
+
+void quantize_row(const PackedX& x, int64_t row) { return x.q_bytes == 2 ? quantize<2>(x, row) : quantize<1>(x, row); }
 
 }  // namespace
 
@@ -418,7 +456,8 @@ const Level& avx512_level() {
                                 .round_row = round_row_avx512,
                                 .direct = direct_avx512,
                                 .tile = tile_avx512,
-                                .tile_features = kAvx512TileFeatures};
+                                .tile_features = kAvx512TileFeatures,
+                                .wide_rows = kWideRows};
   return kLevel;
 }
 

@@ -8,7 +8,7 @@
 
 namespace oasis::kernels::matmul {
 
-constexpr int64_t kBlock = 32;         // activations that share one 8-bit scale
+constexpr int64_t kBlock = 32;         // activations that share one scale
 constexpr int64_t kBlockPadding = 16;  // a row of blocks is padded to a multiple of this with zeros
 constexpr int64_t kDirectRows = 64;    // up to here weights are used as they are
 constexpr int64_t kTileDepth = 2048;   // columns of a tile that are unpacked at a time: a tile stays in L2
@@ -21,7 +21,8 @@ struct PackedX {
   const float* x = nullptr;  // [rows, x_stride], the caller's
   int64_t x_stride = 0;
   int64_t block_stride = 0;  // blocks a row, padded
-  int8_t* q = nullptr;       // [rows, block_stride, 32], the order within 128 values is the instruction set's own
+  int64_t q_bytes = 1;       // a value of q
+  int8_t* q = nullptr;       // [rows, block_stride, 32 q_bytes], its order in 128 values is the instruction set's own
   float* scale = nullptr;    // [rows, block_stride], x = scale * q
   float* sum = nullptr;      // [rows, 3, block_stride], scale * the sum of the first 16 q, the last 16, and all
   bf16* bits = nullptr;      // [rows, bits_stride], zero past cols
@@ -61,6 +62,7 @@ struct Level {
   void (*direct)(const DirectJob& job);
   void (*tile)(const TileJob& job);
   int64_t tile_features;
+  int64_t wide_rows = 0;  // up to so many rows q has 16 bits
 };
 
 const Level& portable_level();

@@ -101,9 +101,10 @@ ProductRef product_ref(const float* x, const std::vector<double>& w, Activations
     p.magnitude += std::abs(x[k] * w[k]);
     double half_unit = 0;
     if (activations == ActivationsRef::kBf16) half_unit = std::abs(x[k]) / 256;
-    if (activations == ActivationsRef::kInt8Blocks) {
+    if (activations == ActivationsRef::kInt8Blocks || activations == ActivationsRef::kInt16Blocks) {
+      const double units = activations == ActivationsRef::kInt8Blocks ? 127 : 32639;
       const float* block = x + k / 32 * 32;
-      for (int i = 0; i < 32; ++i) half_unit = std::max<double>(half_unit, std::abs(block[i]) / 254);
+      for (int i = 0; i < 32; ++i) half_unit = std::max<double>(half_unit, std::abs(block[i]) / (2 * units));
     }
     const double from_x = half_unit * std::abs(w[k]), from_w = bf16_weights ? std::abs(x[k] * w[k]) / 256 : 0;
     p.tolerance += from_x + from_w;

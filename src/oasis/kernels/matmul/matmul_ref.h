@@ -12,7 +12,7 @@ namespace oasis::kernels {
 std::vector<double> weight_row_ref(const WeightView& w, int64_t row);
 
 // How the activations of a row are held, and what that may cost.
-enum class ActivationsRef { kExact, kBf16, kInt8Blocks };
+enum class ActivationsRef { kExact, kBf16, kInt8Blocks, kInt16Blocks };
 struct ProductRef {
   double value;      // x . w
   double magnitude;  // sum of |x| |w|

@@ -116,7 +116,8 @@ ActivationsRef activations(const Case& c, CpuLevel level) {
   if (level == CpuLevel::kPortable) return ActivationsRef::kExact;
   if (c.rows > 64) return level == CpuLevel::kAvx512 ? ActivationsRef::kBf16 : ActivationsRef::kExact;
   if (c.type == DType::kBF16) return level == CpuLevel::kAvx512 ? ActivationsRef::kBf16 : ActivationsRef::kExact;
-  return info(c.type).block_elements > 1 ? ActivationsRef::kInt8Blocks : ActivationsRef::kExact;
+  if (info(c.type).block_elements == 1) return ActivationsRef::kExact;
+  return level == CpuLevel::kAvx512 && c.rows <= 16 ? ActivationsRef::kInt16Blocks : ActivationsRef::kInt8Blocks;
 }
 
 class Matmul : public testing::TestWithParam<Case> {
@@ -170,7 +171,7 @@ std::vector<Case> cases() {
   for (DType type : kTypes) {
     const int64_t block = info(type).block_elements;
     const int64_t odd = block == 1 ? 77 : block == 32 ? 32 * 18 : 256 * 3;  // 18 blocks: no multiple of a register
-    for (int64_t rows : {1, 2, 3, 4, 5, 9, 64, 65, 130}) out.push_back({type, rows, odd, {37}, false});
+    for (int64_t rows : {1, 2, 3, 4, 5, 9, 16, 17, 64, 65, 130}) out.push_back({type, rows, odd, {37}, false});
     for (int64_t rows : {1, 2, 6, 70}) out.push_back({type, rows, odd, {33, 1, 18}, true});
     out.push_back({type, 2, block, {5}, false});
     out.push_back({type, 66, block, {5}, false});
