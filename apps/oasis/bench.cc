@@ -239,6 +239,7 @@ int run(BenchFlags& f) {
                  {"tokens_per_step", per_step},
                  {"tokens_per_second_median", median > 0 ? per_step / median : 0},
                  {"sparse_steps", sparse_steps},
+                 {"all_steps", metrics.core.steps},
                  {"bytes_per_step", read}};
   if (bandwidth > 0) {
     j["decode"]["read_bandwidth"] = bandwidth;
@@ -307,6 +308,8 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->check(whole_number(0, kMostTokens))
       ->capture_default_str();
   sub->add_flag("--measure-bandwidth", flags->measure_bandwidth, "also measure how fast memory can be read");
+  sub->add_flag("--serial", flags->config.serial,
+                "one thing after another: no captured graphs, transfers joined (for profilers)");
   sub->add_flag("--json", flags->json, "print one JSON object");
   flags->add_engine(*sub);
   sub->footer(fmt::format(

@@ -61,6 +61,8 @@ void EngineFlags::add_engine(CLI::App& app) {
       ->check(number(1, 1024));
   add(set, "--block-score", block_score, "RULE", "how blocks are ranked: shrunk (better) or minmax (the paper's)")
       ->capture_default_str();
+  add(set, "--summaries", summaries, "TYPE", "how blocks' summaries are kept: bf16, or fp8 (half the memory and reads)")
+      ->capture_default_str();
   add(set, "--fetch", fetch, "MODE",
       "bounded: a few blocks a step, never waited for; exact: waits for\n"
       "all that is wanted; adaptive: as much as the link carries")
@@ -114,6 +116,12 @@ Status EngineFlags::resolve() {
     config.block_score = lookahead::BlockScore::kMinMax;
   else
     return invalid_argument("--block-score {}: shrunk or minmax", block_score);
+  if (summaries == "bf16")
+    config.summary_type = kv::KvType::kBf16;
+  else if (summaries == "fp8")
+    config.summary_type = kv::KvType::kFp8E4M3;
+  else
+    return invalid_argument("--summaries {}: bf16 or fp8", summaries);
   if (fetch == "bounded")
     config.fetch = lookahead::FetchMode::kBounded;
   else if (fetch == "exact")

@@ -52,7 +52,11 @@ Result<MemoryPlan> plan_memory(const model::ModelConfig& m, const EngineConfig& 
   }
   MemoryPlan plan;
   CoreConfig& c = plan.core;
-  c.shape = {.layers = m.layers, .kv_heads = m.kv_heads, .head_dim = m.head_dim, .block_size = e.block_size};
+  c.shape = {.layers = m.layers,
+             .kv_heads = m.kv_heads,
+             .head_dim = m.head_dim,
+             .block_size = e.block_size,
+             .summary_type = e.summary_type};
   c.q_per_kv = m.heads / m.kv_heads;
   c.max_sequences = e.max_sequences;
   c.max_blocks = static_cast<int32_t>(blocks_of(context, e.block_size));

@@ -76,6 +76,10 @@ struct StepFlags {
   int64_t copied = 0;       // block-heads, counted where they were copied
   int64_t totals[4] = {};   // hits, misses, refused by cap, refused by absence, all steps
   int32_t timed_out = 0;    // layer + 1 of the first wait that gave up
+  // Of measured steps, per layer: shares of the true top-K that were predicted and attended, and how many were added
+  // up.
+  double agreement[kMaxLayers] = {}, cover[kMaxLayers] = {};
+  int64_t measured[kMaxLayers] = {};
 };
 
 // Once a step, first: the tables take in what the host wrote; select's items are made.
@@ -100,6 +104,19 @@ void step_seal(cuda::CudaStream&, const StepTables&, int layer, float beta);
 
 // counts [batch, kv_heads] of ranked blocks: those of sparse sequences are cut to K, where others are ranked up to R.
 void step_clamp(cuda::CudaStream&, const StepTables&, int32_t* counts);
+
+// How much of the P of the step before, and of this step's lists, is in the true top-K of x_t's own query: `top`
+// [batch, kv_heads, top_stride] with `top_count`, for sequences with top_candidates [batch] > 0. Added to flags.
+struct AgreementParams {
+  const int32_t* candidates = nullptr;  // [batch]
+  const int32_t* top = nullptr;
+  const int32_t* top_count = nullptr;
+  int64_t top_stride = 0;
+  const int32_t* predicted = nullptr;        // [batch, kv_heads, predicted_stride], of the layer
+  const int32_t* predicted_count = nullptr;  // [batch, kv_heads]
+  int64_t predicted_stride = 0;
+};
+void step_agreement(cuda::CudaStream&, const StepTables&, int layer, const AgreementParams&, StepFlags* flags);
 
 // Benches: rewrites the P of sparse sequences, predicted [batch, kv_heads, stride] with `counts`, so that exactly
 // `misses` of its blocks are no residents; which ones varies from step to step.

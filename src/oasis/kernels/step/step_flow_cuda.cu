@@ -73,6 +73,28 @@ __global__ void clamp_kernel(StepTables t, int32_t* counts) {
   if (i < t.batch * t.kv_heads && t.items[i / t.kv_heads].sparse) counts[i] = min(counts[i], t.attended);
 }
 
+// One warp a (sequence, head).
+__global__ void agreement_kernel(StepTables t, int layer, AgreementParams p, StepFlags* flags) {
+  const int at = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  if (at >= t.batch * t.kv_heads || p.candidates[at / t.kv_heads] == 0) return;
+  const int64_t list_at = (int64_t{layer} * t.sequences) * t.kv_heads + at;
+  const ListEntry* list = t.lists + list_at * t.list_stride;
+  const int32_t *predicted = p.predicted + at * p.predicted_stride, *top = p.top + at * p.top_stride;
+  const int n = min(t.attended, p.predicted_count[at]), listed = t.list_count[list_at];
+  int common = 0, covered = 0;
+  for (int j = 0; j < p.top_count[at]; ++j) {
+    bool in_p = false, in_list = false;
+    for (int i = lane; i < n; i += 32) in_p |= predicted[i] == top[j];
+    for (int i = lane; i < listed; i += 32) in_list |= list[i].block == top[j];
+    common += __any_sync(0xffffffffu, in_p);
+    covered += __any_sync(0xffffffffu, in_list);
+  }
+  if (lane != 0) return;
+  atomicAdd(&flags->agreement[layer], n > 0 ? static_cast<double>(common) / n : 1.0);
+  atomicAdd(&flags->cover[layer], n > 0 ? static_cast<double>(covered) / n : 1.0);
+  atomicAdd(reinterpret_cast<unsigned long long*>(&flags->measured[layer]), 1ull);
+}
+
 // One warp a (sequence, head): residents from a turning start on, then blocks that own no slot.
 __global__ void force_misses_kernel(StepTables t, int layer, int misses, int32_t* predicted, int32_t stride,
                                     const int32_t* counts) {
@@ -231,6 +253,11 @@ void step_prologue(cuda::CudaStream& s, const StepTables& t, StepFlags* flags) {
 
 void step_clamp(cuda::CudaStream& s, const StepTables& t, int32_t* counts) {
   clamp_kernel<<<(t.batch * t.kv_heads + 127) / 128, 128, 0, s.handle()>>>(t, counts);
+  OASIS_CUDA_CHECK(cudaGetLastError());
+}
+
+void step_agreement(cuda::CudaStream& s, const StepTables& t, int layer, const AgreementParams& p, StepFlags* flags) {
+  agreement_kernel<<<(t.batch * t.kv_heads + 3) / 4, 128, 0, s.handle()>>>(t, layer, p, flags);
   OASIS_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -76,6 +76,7 @@ int64_t DeviceCore::lay_out(std::byte* base) {
   carve.take(next_positions_, sequences);
   carve.take(score_begin_, sequences + 1);
   carve.take(candidates_, sequences);
+  carve.take(measured_candidates_, sequences);
   carve.take(budget_, 1);
   kernels::StepItem* items = nullptr;
   carve.take(items, sequences);
@@ -93,6 +94,8 @@ int64_t DeviceCore::lay_out(std::byte* base) {
   carve.take(flags_, 1);
   carve.take(scores_, one * c.max_blocks);
   carve.take(predicted_scores_, one * c.resident_blocks);
+  carve.take(top_, one * c.attend_blocks);
+  carve.take(top_count_, one);
   carve.take(q_scoring_, sequences * c.max_draft_rows * heads * c.q_per_kv * c.shape.head_dim);
   carve.take(summary_tables_, sequences);
   carve.take(copies_, layers * copy_stride_);
@@ -157,6 +160,7 @@ StepKind DeviceCore::kind_of(std::span<const StepSequence>, int32_t batch, int32
   return {.batch = batch,
           .rows = rows,
           .sparse = core_.any_sparse_ || core_.any_switching_,
+          .measures = core_.any_sparse_ && core_.agreement_step_,
           .ranks_all = core_.any_switching_};
 }
 
@@ -289,6 +293,7 @@ void DeviceCore::begin(cuda::CudaStream& stream, std::span<const StepSequence> s
   std::fill_n(staged(positions_), kind.batch * kind.rows, -1);
   std::fill_n(staged(next_positions_), kind.batch, 0);
   std::fill_n(staged(candidates_), kind.batch, 0);
+  std::fill_n(staged(measured_candidates_), kind.batch, 0);
   writing_.clear();
   for (const StepSequence& st : steps) {
     kernels::StepItem& item = items[st.sequence];
@@ -296,6 +301,8 @@ void DeviceCore::begin(cuda::CudaStream& stream, std::span<const StepSequence> s
     for (int32_t r = 0; r < st.rows; ++r) staged(positions_)[st.sequence * kind.rows + r] = item.position + r;
     staged(next_positions_)[st.sequence] = item.position + 1;
     staged(candidates_)[st.sequence] = item.candidates;
+    const Sequence& s = core_.seq(st.sequence);
+    staged(measured_candidates_)[st.sequence] = s.sparse ? s.predicted_candidates : 0;
   }
   for (const auto& [sequence, block] : core_.sealing_) {
     kernels::StepItem& item = items[sequence];
@@ -333,6 +340,7 @@ void DeviceCore::after_qkv(cuda::CudaStream& stream, const StepKind& kind, int l
   kernels::step_qkv(stream, t, layer, qkv);
   kernels::step_seal(stream, t, layer, c.beta);
   if (!kind.sparse) return;
+  if (kind.measures) measure(stream, kind, layer, qkv.q);
   kernels_.score(stream, {.summaries = core_.summaries_.view(layer),
                           .head_dim = c.shape.head_dim,
                           .kv_heads = c.shape.kv_heads,
@@ -361,6 +369,42 @@ void DeviceCore::after_qkv(cuda::CudaStream& stream, const StepKind& kind, int l
                                c.resident_blocks, predicted_count_ + at(layer, 0));
   }
   if (kind.ranks_all) kernels::step_clamp(stream, t, predicted_count_ + at(layer, 0));
+}
+
+// Against the top-K of x_t's own query over the candidates that P was chosen from. Row 0 of each item is x_t's.
+void DeviceCore::measure(cuda::CudaStream& stream, const StepKind& kind, int layer, const float* q) {
+  const CoreConfig& c = config_;
+  kernels_.score(stream, {.summaries = core_.summaries_.view(layer),
+                          .head_dim = c.shape.head_dim,
+                          .kv_heads = c.shape.kv_heads,
+                          .q_per_kv = c.q_per_kv,
+                          .items = kind.batch,
+                          .row_begin = group_begin_ + (c.max_sequences + 1),
+                          .candidates = measured_candidates_,
+                          .summary_pages = summary_tables_,
+                          .q = q,
+                          .q_stride = int64_t{kind.rows} * c.shape.kv_heads * c.q_per_kv * c.shape.head_dim,
+                          .scores = scores_,
+                          .score_stride = c.max_blocks});
+  kernels_.topk(stream, {.scores = scores_,
+                         .score_stride = c.max_blocks,
+                         .candidates = measured_candidates_,
+                         .items = kind.batch,
+                         .heads = c.shape.kv_heads,
+                         .k = c.attend_blocks,
+                         .pin_first = c.score == BlockScore::kShrunk,
+                         .blocks = top_,
+                         .block_stride = c.attend_blocks,
+                         .count = top_count_});
+  kernels::step_agreement(stream, tables(kind), layer,
+                          {.candidates = measured_candidates_,
+                           .top = top_,
+                           .top_count = top_count_,
+                           .top_stride = c.attend_blocks,
+                           .predicted = predicted_ + at(layer, 0) * c.resident_blocks,
+                           .predicted_count = predicted_count_ + at(layer, 0),
+                           .predicted_stride = c.resident_blocks},
+                          flags_);
 }
 
 void DeviceCore::attention(cuda::CudaStream& stream, const StepKind& kind, int layer, const float* q, float* out) {
@@ -432,6 +476,15 @@ void DeviceCore::end() {
       (now.totals[1] - now.totals[2] - now.totals[3]) - (last_.totals[1] - last_.totals[2] - last_.totals[3]);
   stats.blocks += now.copied - last_.copied;
   stats.bytes += (now.copied - last_.copied) * config_.shape.block_head_bytes();
+  for (size_t l = 0; l < static_cast<size_t>(config_.shape.layers); ++l) {
+    const int64_t count = now.measured[l] - last_.measured[l];
+    const double agreement = now.agreement[l] - last_.agreement[l];
+    stats.agreement_sum += agreement;
+    stats.agreement_count += count;
+    stats.cover_sum += now.cover[l] - last_.cover[l];
+    stats.layer_agreement_sum[l] += agreement;
+    stats.layer_agreement_count[l] += count;
+  }
   core_.step_wait_ = static_cast<double>(now.waited_ns - last_.waited_ns) * 1e-9;
   stats.wait_seconds += core_.step_wait_;
   core_.mirror_busy_ = static_cast<double>(now.transfer_ns - last_.transfer_ns) * 1e-9;

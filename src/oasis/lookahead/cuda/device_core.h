@@ -18,6 +18,7 @@ struct StepKind {
   int32_t batch = 0;       // items: sequences 0 .. batch-1
   int32_t rows = 0;        // rows an item
   bool sparse = true;      // some sequence is: predict, select, transfer
+  bool measures = false;   // agreement of predicted and true top-K
   bool ranks_all = false;  // a sequence turns sparse at the end of the step: the R best are ranked, not K
   auto operator<=>(const StepKind&) const = default;
 };
@@ -72,6 +73,7 @@ class DeviceCore : public Mirror {
   }
   void copy_state(int32_t sequence, bool up);
   void upload_tables(int32_t sequence);
+  void measure(cuda::CudaStream& stream, const StepKind& kind, int layer, const float* q);
   void fill_item(const StepSequence& st, kernels::StepItem& item);
 
   Device& device_;
@@ -91,7 +93,7 @@ class DeviceCore : public Mirror {
   std::byte* map_memory_ = nullptr;
   kernels::StepTables fixed_;
   kernels::StepFlags* flags_ = nullptr;
-  int32_t *predicted_ = nullptr, *predicted_count_ = nullptr;
+  int32_t *predicted_ = nullptr, *predicted_count_ = nullptr, *top_ = nullptr, *top_count_ = nullptr;
   float *spread_ = nullptr, *scores_ = nullptr, *predicted_scores_ = nullptr, *q_scoring_ = nullptr;
   const int32_t** summary_tables_ = nullptr;  // [sequences]
   kernels::Copy* copies_ = nullptr;           // [layers, copy_stride]
@@ -100,6 +102,7 @@ class DeviceCore : public Mirror {
   // One upload a step, from pinned_ to memory_: positions, next positions, score_begin, candidates, items.
   std::byte* staged_ = nullptr;
   int32_t *positions_ = nullptr, *next_positions_ = nullptr, *score_begin_ = nullptr, *candidates_ = nullptr;
+  int32_t* measured_candidates_ = nullptr;  // of the P of the step before; 0: not measured
   int64_t upload_bytes_ = 0;
   kernels::StepFlags last_;  // as of the last end()
   // In pinned_, beside the upload's source.
