@@ -9,6 +9,7 @@
 #include "oasis/base/units.h"
 #include "oasis/checks.h"
 #include "oasis/common.h"
+#include "oasis/draft/make_drafter.h"
 #include "oasis/flags.h"
 #include "oasis/model/random_checkpoint.h"
 
@@ -139,7 +140,11 @@ int run(BenchFlags& f) {
   f.config.synthetic_prompts = f.synthetic;
   if (f.synthetic && f.config.capacity_memory == 0) {
     // The homes of one prompt, which all share, and each one's own of what it decodes.
-    auto plan = engine::plan_memory(m, f.config, {});
+    auto drafter = draft::plan_drafter(f.config.draft, *opened->checkpoint,
+                                       {.max_sequences = f.batch, .block_size = f.config.block_size});
+    if (!drafter.ok()) return fail(drafter.status());
+    auto plan =
+        engine::plan_memory(m, f.config, {.fast_bytes = drafter->fast_bytes, .home_bytes = drafter->home_bytes});
     if (!plan.ok()) return fail(plan.status());
     const int bs = f.config.block_size;
     const int64_t homes = f.prompt_tokens / bs + 4 + int64_t{f.batch} * (tokens_of(0) / bs + 3);

@@ -53,6 +53,8 @@ class Stream {
   // Copies between any two places in memory, host or device, after what was enqueued before. Host memory is free to be
   // reused on return; as a target it holds the bytes on return.
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
+  // Like copy, from pinned memory, but returns at once: the source stays as it is until the stream is synchronised.
+  virtual void upload(void* to, const void* pinned, size_t bytes) { copy(to, pinned, bytes); }
   // Sets every byte of memory that the stream's kernels can write.
   virtual void fill(void* to, uint8_t byte, size_t bytes) = 0;
   // CPU backend: the threads that a kernel on this stream may share its loops over.

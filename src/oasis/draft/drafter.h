@@ -83,6 +83,8 @@ class Drafter {
   // + 1. At most max_rows rows a call.
   virtual void absorb(Stream&, int32_t /*sequence*/, int32_t /*first*/, int32_t /*rows*/, const float* /*features*/,
                       const int32_t* /*next_tokens*/) {}
+  // Benches: as if `rows` prompt rows had been absorbed, with whatever state there is.
+  virtual void pretend(int32_t /*sequence*/, int32_t /*rows*/) {}
   // The part of a home record that is the drafter's, home_bytes() long. `store_block` is called after the call (absorb,
   // propose) that took in the block's last row and before the next such call for the sequence; that last row depends on
   // the next token, so it is kept as a feature.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <optional>
 
 #include "oasis/draft/eagle3_cache.h"
@@ -60,6 +61,7 @@ class Eagle3 : public Drafter {
 
   Status attach(int32_t sequence) override;
   void detach(int32_t sequence) override { cache_->detach(sequence); }
+  void pretend(int32_t sequence, int32_t rows) override { cache_->pretend(sequence, rows); }
   void absorb(Stream& stream, int32_t sequence, int32_t first, int32_t rows, const float* features,
               const int32_t* next_tokens) override;
   void store_block(int32_t sequence, int32_t block, std::byte* out) override {
@@ -89,7 +91,8 @@ Status Eagle3::allocate(Device& device, const DrafterOptions& options, int32_t w
     return unsupported("a draft head with biases or a norm over all taps (input_norm) runs on the CPU alone so far");
   }
   OASIS_ASSIGN_OR_RETURN(cache_, Eagle3Cache::create(device, cache_shape(head_, options, window_tokens)));
-  OASIS_ASSIGN_OR_RETURN(layer_, Eagle3Layer::create(device, head_, options.max_rows, options.max_sequences));
+  OASIS_ASSIGN_OR_RETURN(layer_, Eagle3Layer::create(device, head_, options.max_rows, options.max_sequences,
+                                                     cache_->shape().window_blocks));
   return {};
 }
 
@@ -178,10 +181,25 @@ void Eagle3::propose(Stream& stream, std::span<ProposeItem> items) {
 
 }  // namespace
 
+namespace {
+
+// "random:SEED" in place of a folder: a head of random weights.
+Result<Head> open_any_head(const std::string& folder, const model::Checkpoint& target) {
+  constexpr std::string_view kRandom = "random:";
+  if (!folder.starts_with(kRandom)) return open_head(folder, target);
+  uint64_t seed = 0;
+  const char* end = folder.data() + folder.size();
+  const auto [next, error] = std::from_chars(folder.data() + kRandom.size(), end, seed);
+  if (error != std::errc() || next != end) return invalid_argument("'{}': write random:SEED", folder);
+  return random_head(target, seed);
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Drafter>> make_eagle3(Device& device, const std::string& folder, const model::Checkpoint& target,
                                              const DrafterOptions& options, int32_t window_tokens) {
   OASIS_RETURN_IF_ERROR(validate(options, window_tokens));
-  OASIS_ASSIGN_OR_RETURN(Head head, open_head(folder, target));
+  OASIS_ASSIGN_OR_RETURN(Head head, open_any_head(folder, target));
   auto drafter = std::make_unique<Eagle3>(std::move(head));
   OASIS_RETURN_IF_ERROR(drafter->allocate(device, options, window_tokens));
   return std::unique_ptr<Drafter>(std::move(drafter));
@@ -190,7 +208,7 @@ Result<std::unique_ptr<Drafter>> make_eagle3(Device& device, const std::string& 
 Result<DrafterPlan> plan_eagle3(const std::string& folder, const model::Checkpoint& target,
                                 const DrafterOptions& options) {
   OASIS_RETURN_IF_ERROR(validate(options, kWindowTokens));
-  OASIS_ASSIGN_OR_RETURN(const Head head, open_head(folder, target));
+  OASIS_ASSIGN_OR_RETURN(const Head head, open_any_head(folder, target));
   const CacheShape shape = cache_shape(head, options, kWindowTokens);
   return DrafterPlan{.fast_bytes = shape.bytes(),
                      .scratch_bytes = Eagle3Layer::scratch_bytes(head, options.max_rows, options.max_sequences),

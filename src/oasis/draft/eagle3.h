@@ -12,8 +12,8 @@ namespace oasis::draft {
 
 constexpr int32_t kWindowTokens = 2048;  // how far back a head sees, in whole blocks
 
-// Reads the head in `folder` (config.json, *.safetensors) and checks it against the target, whose embeddings it
-// borrows. Device and target must outlive the drafter.
+// Reads the head in `folder` ("random:SEED": a head of random weights, for benches) (config.json, *.safetensors) and
+// checks it against the target, whose embeddings it borrows. Device and target must outlive the drafter.
 Result<std::unique_ptr<Drafter>> make_eagle3(Device& device, const std::string& folder, const model::Checkpoint& target,
                                              const DrafterOptions& options, int32_t window_tokens = kWindowTokens);
 

@@ -44,6 +44,12 @@ class Eagle3Cache {
   }
 
   void attach(int32_t sequence);
+  // As if rows 0 .. rows-1 had been taken in, with whatever KV there is: for benches.
+  void pretend(int32_t sequence, int32_t rows) {
+    at(sequence) = {.attached = true,
+                    .begin_block = std::max(0, rows / shape_.kv.block_size - shape_.window_blocks + 1),
+                    .next_row = rows};
+  }
   void detach(int32_t sequence);
   bool attached(int32_t sequence) const { return at(sequence).attached; }
   // First position whose row is missing. Rows come without gaps; a new sequence may start at any whole block.

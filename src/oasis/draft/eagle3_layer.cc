@@ -7,11 +7,20 @@
 
 namespace oasis::draft {
 
-Result<Eagle3Layer> Eagle3Layer::create(Device& device, const Head& head, int64_t max_rows, int64_t max_chain) {
+Result<Eagle3Layer> Eagle3Layer::create(Device& device, const Head& head, int64_t max_rows, int64_t max_chain,
+                                        int32_t window_blocks) {
   Eagle3Layer layer;
   layer.head_ = &head;
   layer.k_ = &kernels::kernels_for(device.backend());
-  layer.frequencies_ = model::rope_frequencies(head.config.rope, head.config.head_dim);
+  const std::vector<double> frequencies = model::rope_frequencies(head.config.rope, head.config.head_dim);
+  OASIS_ASSIGN_OR_RETURN(layer.frequencies_, device.allocate(frequencies.size() * sizeof(double)));
+  device.foreground().copy(layer.frequencies_.data(), frequencies.data(), layer.frequencies_.bytes());
+  const auto rows = static_cast<size_t>(std::max(max_rows, max_chain)), chain = static_cast<size_t>(max_chain);
+  const auto kv_heads = static_cast<size_t>(head.config.kv_heads);
+  const size_t lists = chain * kv_heads * static_cast<size_t>(window_blocks) * sizeof(kernels::ListEntry);
+  OASIS_ASSIGN_OR_RETURN(layer.arena_, UploadArena::create(device, rows * (40 + 4 * kv_heads) + lists +
+                                                                       chain * (16 + 4 * kv_heads) + 8192));
+  OASIS_ASSIGN_OR_RETURN(layer.best_memory_, device.allocate_pinned(2 * chain * sizeof(int32_t)));
   layer.rope_scale_ = model::rope_attention_scale(head.config.rope);
   layer.max_rows_ = max_rows;
   layer.max_chain_ = max_chain;
@@ -99,7 +108,9 @@ void Eagle3Layer::load_features(Stream& stream, std::span<const Row> rows) {
   for (int64_t r = 0; r < count; ++r)
     copies_.push_back({reinterpret_cast<const std::byte*>(rows[static_cast<size_t>(r)].feature),
                        reinterpret_cast<std::byte*>(feature_ + r * hidden)});
-  k_->gather(stream, {.copies = copies_.data(), .count = count, .bytes = hidden * static_cast<int64_t>(sizeof(float))});
+  k_->gather(
+      stream,
+      {.copies = arena_.put(stream, copies_), .count = count, .bytes = hidden * static_cast<int64_t>(sizeof(float))});
   if (!head_->concat_norm.empty())
     stream.enqueue([=, this] {
       const double columns = static_cast<double>(head_->concat_norm.size());
@@ -163,7 +174,7 @@ void Eagle3Layer::rotate(Stream& stream, float* x, int64_t rows, int heads, std:
 void Eagle3Layer::project(Stream& stream, int64_t rows, bool with_queries) {
   const HeadConfig& c = head_->config;
   const int64_t hidden = c.hidden, kv_cols = int64_t{c.kv_heads} * c.head_dim, q_cols = int64_t{c.heads} * c.head_dim;
-  k_->embedding(stream, {.table = head_->embed, .ids = tokens_.data(), .rows = rows, .out = embedding_});
+  k_->embedding(stream, {.table = head_->embed, .ids = tokens_at_, .rows = rows, .out = embedding_});
   norm(stream, embedding_, hidden, head_->embed_norm, c.rms_eps, input_, 2 * hidden, rows);
   norm(stream, feature_, hidden, head_->feature_norm, c.rms_eps, input_ + hidden, 2 * hidden, rows);
   const std::array<kernels::MatmulPart, 3> parts = {
@@ -175,9 +186,9 @@ void Eagle3Layer::project(Stream& stream, int64_t rows, bool with_queries) {
                       .parts = std::span(parts).first(with_queries ? 3 : 2)});
   add_bias(stream, head_->k.bias, keys_, rows);
   add_bias(stream, head_->v.bias, values_, rows);
-  k_->rope_table(stream, {.frequencies = frequencies_.data(),
+  k_->rope_table(stream, {.frequencies = frequencies_.as<double>(),
                           .scale = rope_scale_,
-                          .positions = positions_.data(),
+                          .positions = positions_at_,
                           .rows = rows,
                           .head_dim = c.head_dim,
                           .cos_sin = cos_sin_});
@@ -199,8 +210,8 @@ void Eagle3Layer::write_kv(Stream& stream, std::span<const Row> rows, const Eagl
                       .head_dim = c.head_dim,
                       .kv_heads = c.kv_heads,
                       .rows = static_cast<int64_t>(rows.size()),
-                      .positions = positions_.data(),
-                      .pages = pages_.data(),
+                      .positions = positions_at_,
+                      .pages = arena_.put(stream, pages_),
                       .k = keys_,
                       .k_stride = kv_cols,
                       .v = values_,
@@ -229,10 +240,11 @@ void Eagle3Layer::attend(Stream& stream, std::span<const Row> rows, const Eagle3
                          .kv_heads = c.kv_heads,
                          .q_per_kv = c.heads / c.kv_heads,
                          .groups = static_cast<int64_t>(rows.size()),
-                         .row_begin = row_begin_.data(),
-                         .positions = positions_.data(),
-                         .entries = entries_.data(),
-                         .entry_count = entry_count_.data(),
+                         .max_group_rows = 1,
+                         .row_begin = arena_.put(stream, row_begin_),
+                         .positions = positions_at_,
+                         .entries = arena_.put(stream, entries_),
+                         .entry_count = arena_.put(stream, entry_count_),
                          .list_stride = stride,
                          .q = queries_,
                          .q_stride = q_cols,
@@ -261,35 +273,36 @@ void Eagle3Layer::finish_layer(Stream& stream, int64_t rows) {
 void Eagle3Layer::choose(Stream& stream, int64_t rows) {
   multiply(stream, head_->config.norm_output ? feature_ : normed_, rows, head_->lm_head, logits_);
   vocabularies_.assign(static_cast<size_t>(rows), static_cast<int32_t>(head_->draft_vocab()));
-  best_.resize(static_cast<size_t>(rows));
-  best_count_.resize(static_cast<size_t>(rows));
   k_->topk(stream, {.scores = logits_,
                     .score_stride = head_->draft_vocab(),
-                    .candidates = vocabularies_.data(),
+                    .candidates = arena_.put(stream, vocabularies_),
                     .items = rows,
                     .heads = 1,
                     .k = 1,
-                    .blocks = best_.data(),
+                    .blocks = best_memory_.as<int32_t>(),
                     .block_stride = 1,
-                    .count = best_count_.data()});
+                    .count = best_memory_.as<int32_t>() + max_chain_});
   stream.synchronize();
 }
 
 // ---- batches of rows
 
-void Eagle3Layer::load_rows(std::span<const Row> rows) {
+void Eagle3Layer::load_rows(Stream& stream, std::span<const Row> rows) {
   tokens_.clear();
   positions_.clear();
   for (const Row& row : rows) {
     tokens_.push_back(row.token);
     positions_.push_back(row.position);
   }
+  tokens_at_ = arena_.put(stream, tokens_);
+  positions_at_ = arena_.put(stream, positions_);
 }
 
 void Eagle3Layer::take_in(Stream& stream, std::span<const Row> rows, const Eagle3Cache& cache) {
   while (!rows.empty()) {
     const auto some = rows.first(std::min(rows.size(), static_cast<size_t>(max_rows_)));
-    load_rows(some);
+    arena_.reset(stream);
+    load_rows(stream, some);
     load_features(stream, some);
     project(stream, static_cast<int64_t>(some.size()), false);
     write_kv(stream, some, cache);
@@ -300,14 +313,18 @@ void Eagle3Layer::take_in(Stream& stream, std::span<const Row> rows, const Eagle
 std::span<const int32_t> Eagle3Layer::step_chain(Stream& stream, std::span<const Row> rows, const Eagle3Cache& cache) {
   const int64_t count = static_cast<int64_t>(rows.size());
   OASIS_CHECK(count <= max_chain_, "{} sequences draft at once, made for {}", count, max_chain_);
-  load_rows(rows);
+  load_rows(stream, rows);
   project(stream, count, true);
   write_kv(stream, rows, cache);
   attend(stream, rows, cache);
   finish_layer(stream, count);
   choose(stream, count);
   drafts_.clear();
-  for (int32_t best : best_) drafts_.push_back(head_->target_id[static_cast<size_t>(best)]);
+  for (int64_t r = 0; r < count; ++r) {
+    const int32_t best = best_memory_.as<int32_t>()[r];
+    drafts_.push_back(best < 0 ? 0 : head_->target_id[static_cast<size_t>(best)]);
+  }
+  arena_.reset(stream);
   return drafts_;
 }
 

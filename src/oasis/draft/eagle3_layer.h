@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "oasis/device/upload_arena.h"
 #include "oasis/draft/eagle3_cache.h"
 #include "oasis/draft/eagle3_head.h"
 #include "oasis/kernels/kernels.h"
@@ -24,7 +25,8 @@ struct Row {
 class Eagle3Layer {
  public:
   // Borrows the head. At most `max_rows` rows of real features and `max_chain` drafting rows are computed at once.
-  static Result<Eagle3Layer> create(Device& device, const Head& head, int64_t max_rows, int64_t max_chain);
+  static Result<Eagle3Layer> create(Device& device, const Head& head, int64_t max_rows, int64_t max_chain,
+                                    int32_t window_blocks);
   // Bytes that `create` allocates.
   static int64_t scratch_bytes(const Head& head, int64_t max_rows, int64_t max_chain);
 
@@ -34,7 +36,10 @@ class Eagle3Layer {
   // A chain of drafts: its first rows have features of the target, the later ones those that the step before left here,
   // row by row (a step may have fewer rows than the one before: the first ones). Each step writes K and V and returns
   // the rows' draft tokens, as tokens of the target.
-  void begin_chain(Stream& stream, std::span<const Row> rows) { load_features(stream, rows); }
+  void begin_chain(Stream& stream, std::span<const Row> rows) {
+    arena_.reset(stream);
+    load_features(stream, rows);
+  }
   std::span<const int32_t> step_chain(Stream& stream, std::span<const Row> rows, const Eagle3Cache& cache);
   // Of the last step. [rows, draft_vocab] and [rows, hidden], before the norm unless the head feeds back its norm.
   const float* logits() const { return logits_; }
@@ -45,7 +50,7 @@ class Eagle3Layer {
   // Sets every scratch pointer from `base` on; returns how many floats there are.
   int64_t lay_out(float* base);
   void load_features(Stream& stream, std::span<const Row> rows);
-  void load_rows(std::span<const Row> rows);
+  void load_rows(Stream& stream, std::span<const Row> rows);
   void project(Stream& stream, int64_t rows, bool with_queries);
   void write_kv(Stream& stream, std::span<const Row> rows, const Eagle3Cache& cache);
   void attend(Stream& stream, std::span<const Row> rows, const Eagle3Cache& cache);
@@ -60,7 +65,7 @@ class Eagle3Layer {
 
   const Head* head_ = nullptr;
   const kernels::Kernels* k_ = nullptr;
-  std::vector<double> frequencies_;
+  Buffer frequencies_;  // doubles [head_dim / 2]
   float rope_scale_ = 1;
   int64_t max_rows_ = 0;
   int64_t max_chain_ = 0;
@@ -81,12 +86,15 @@ class Eagle3Layer {
   float* up_ = nullptr;         // [rows, intermediate]
   float* logits_ = nullptr;     // [rows, draft_vocab]
 
-  // What kernels read of the rows at hand.
+  // What kernels read of the rows at hand; `at_` pointers: where they find it.
+  UploadArena arena_;
+  const int32_t *tokens_at_ = nullptr, *positions_at_ = nullptr;
+  Buffer best_memory_;  // int32 [2 * max_chain], which the host reads too: draft tokens and counts
   std::vector<int32_t> tokens_, positions_, pages_;
   std::vector<kernels::Copy> copies_;
   std::vector<int32_t> row_begin_, entry_count_;
   std::vector<kernels::ListEntry> entries_;  // [rows, kv_heads, window_blocks]
-  std::vector<int32_t> vocabularies_, best_, best_count_, drafts_;
+  std::vector<int32_t> vocabularies_, drafts_;
 };
 
 }  // namespace oasis::draft

@@ -92,7 +92,7 @@ TEST_F(Eagle3SmolLM2, GivesTheFirstRowOfTheReference) {
                               .max_rows = 80,
                               .feature_dim = 576};
     auto cache = Eagle3Cache::create(*device_, shape).value();
-    auto layer = Eagle3Layer::create(*device_, *head_, 80, 1).value();
+    auto layer = Eagle3Layer::create(*device_, *head_, 80, 1, 8).value();
     const auto f = features(text, layer, 576);
     cache.attach(0);
     cache.advance(0, 0, position + 1);

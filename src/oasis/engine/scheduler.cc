@@ -184,6 +184,7 @@ Status Engine::Impl::synthesize_prompt(EngineSequence& s, bool sparse, std::span
     synthetic_homes = core->sequence(s.index).homes;
     for (const kv::HomeId home : synthetic_homes) homes->ref(home);
   }
+  drafter->pretend(s.index, s.prompt_length());
   s.tokens.push_back(s.request.prompt.back());
   s.published_blocks = static_cast<int32_t>(core->sequence(s.index).homes.size());
   s.state = SequenceState::kRunning;

@@ -28,6 +28,9 @@ class CudaStream : public Stream {
   void enqueue(std::function<void()> work) override;
   void synchronize() override { OASIS_CUDA_CHECK(cudaStreamSynchronize(stream_)); }
   void copy(void* to, const void* from, size_t bytes) override;
+  void upload(void* to, const void* pinned, size_t bytes) override {
+    OASIS_CUDA_CHECK(cudaMemcpyAsync(to, pinned, bytes, cudaMemcpyHostToDevice, stream_));
+  }
   void fill(void* to, uint8_t byte, size_t bytes) override {
     OASIS_CUDA_CHECK(cudaMemsetAsync(to, byte, bytes, stream_));
   }
