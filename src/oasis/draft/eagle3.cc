@@ -191,7 +191,7 @@ Result<Head> open_any_head(const std::string& folder, const model::Checkpoint& t
   const char* end = folder.data() + folder.size();
   const auto [next, error] = std::from_chars(folder.data() + kRandom.size(), end, seed);
   if (error != std::errc() || next != end) return invalid_argument("'{}': write random:SEED", folder);
-  return random_head(target, seed);
+  return make_random_head(target, seed);
 }
 
 }  // namespace

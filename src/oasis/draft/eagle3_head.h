@@ -63,7 +63,7 @@ struct Head {
 };
 
 // Of the target's sizes, three taps and 32,000 draft tokens; the same for the same seed.
-Head random_head(const model::Checkpoint& target, uint64_t seed);
+Head make_random_head(const model::Checkpoint& target, uint64_t seed);
 
 // Moves every view to where the device of `weights` computes.
 Status move_to_device(Head& head, model::DeviceWeights& weights);

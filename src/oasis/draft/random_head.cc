@@ -7,7 +7,7 @@
 
 namespace oasis::draft {
 
-Head random_head(const model::Checkpoint& target, uint64_t seed) {
+Head make_random_head(const model::Checkpoint& target, uint64_t seed) {
   constexpr int64_t kDraftVocab = 32000;
   const model::ModelConfig& t = target.config();
   const auto cpu = make_cpu_device(0);
