@@ -17,9 +17,11 @@ Result<Eagle3Layer> Eagle3Layer::create(Device& device, const Head& head, int64_
   device.foreground().copy(layer.frequencies_.data(), frequencies.data(), layer.frequencies_.bytes());
   const auto rows = static_cast<size_t>(std::max(max_rows, max_chain)), chain = static_cast<size_t>(max_chain);
   const auto kv_heads = static_cast<size_t>(head.config.kv_heads);
-  const size_t lists = chain * kv_heads * static_cast<size_t>(window_blocks) * sizeof(kernels::ListEntry);
-  OASIS_ASSIGN_OR_RETURN(layer.arena_, UploadArena::create(device, rows * (40 + 4 * kv_heads) + lists +
-                                                                       chain * (16 + 4 * kv_heads) + 8192));
+  const size_t lists = chain * kv_heads;
+  OASIS_ASSIGN_OR_RETURN(layer.lists_,
+                         device.allocate(lists * static_cast<size_t>(window_blocks) * sizeof(kernels::ListEntry)));
+  OASIS_ASSIGN_OR_RETURN(layer.list_counts_, device.allocate(lists * sizeof(int32_t)));
+  OASIS_ASSIGN_OR_RETURN(layer.arena_, UploadArena::create(device, rows * (48 + 4 * kv_heads) + chain * 24 + 8192));
   OASIS_ASSIGN_OR_RETURN(layer.best_memory_, device.allocate_pinned(2 * chain * sizeof(int32_t)));
   layer.rope_scale_ = model::rope_attention_scale(head.config.rope);
   layer.max_rows_ = max_rows;
@@ -222,17 +224,23 @@ void Eagle3Layer::write_kv(Stream& stream, std::span<const Row> rows, const Eagl
 void Eagle3Layer::attend(Stream& stream, std::span<const Row> rows, const Eagle3Cache& cache) {
   const HeadConfig& c = head_->config;
   const int32_t block_size = cache.shape().kv.block_size, stride = cache.shape().window_blocks;
-  entries_.resize(rows.size() * static_cast<size_t>(c.kv_heads) * static_cast<size_t>(stride));
-  entry_count_.clear();
   row_begin_.resize(rows.size() + 1);
   std::iota(row_begin_.begin(), row_begin_.end(), 0);
-  auto list = entries_.begin();
+  begin_blocks_.clear(), first_pages_.clear();
   for (const Row& row : rows) {
-    const int32_t first = cache.first_block(row.sequence, row.position), count = row.position / block_size - first + 1;
-    entry_count_.insert(entry_count_.end(), static_cast<size_t>(c.kv_heads), count);
-    for (int head = 0; head < c.kv_heads; ++head, list += stride)
-      for (int32_t i = 0; i < count; ++i) list[i] = {first + i, cache.page(row.sequence, first + i)};
+    begin_blocks_.push_back(cache.first_block(row.sequence, row.position));
+    first_pages_.push_back(cache.page(row.sequence, 0));
   }
+  k_->window_lists(stream, {.rows = static_cast<int64_t>(rows.size()),
+                            .kv_heads = c.kv_heads,
+                            .block_size = block_size,
+                            .window_blocks = stride,
+                            .ring_pages = cache.shape().ring_pages(),
+                            .positions = positions_at_,
+                            .begin_block = arena_.put(stream, begin_blocks_),
+                            .first_page = arena_.put(stream, first_pages_),
+                            .entries = lists_.as<kernels::ListEntry>(),
+                            .entry_count = list_counts_.as<int32_t>()});
   const int64_t q_cols = int64_t{c.heads} * c.head_dim;
   k_->attention(stream, {.pool = cache.view(),
                          .block_size = block_size,
@@ -243,8 +251,8 @@ void Eagle3Layer::attend(Stream& stream, std::span<const Row> rows, const Eagle3
                          .max_group_rows = 1,
                          .row_begin = arena_.put(stream, row_begin_),
                          .positions = positions_at_,
-                         .entries = arena_.put(stream, entries_),
-                         .entry_count = arena_.put(stream, entry_count_),
+                         .entries = lists_.as<kernels::ListEntry>(),
+                         .entry_count = list_counts_.as<int32_t>(),
                          .list_stride = stride,
                          .q = queries_,
                          .q_stride = q_cols,

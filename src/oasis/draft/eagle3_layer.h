@@ -92,8 +92,9 @@ class Eagle3Layer {
   Buffer best_memory_;  // int32 [2 * max_chain], which the host reads too: draft tokens and counts
   std::vector<int32_t> tokens_, positions_, pages_;
   std::vector<kernels::Copy> copies_;
-  std::vector<int32_t> row_begin_, entry_count_;
-  std::vector<kernels::ListEntry> entries_;  // [rows, kv_heads, window_blocks]
+  std::vector<int32_t> row_begin_, begin_blocks_, first_pages_;
+  Buffer lists_,
+      list_counts_;  // of the device: entries [max_chain, kv_heads, window_blocks], counts [max_chain, kv_heads]
   std::vector<int32_t> vocabularies_, drafts_;
 };
 

@@ -19,6 +19,7 @@
 #include "oasis/kernels/select/select.h"
 #include "oasis/kernels/swiglu/swiglu.h"
 #include "oasis/kernels/topk/topk.h"
+#include "oasis/kernels/window_lists/window_lists.h"
 
 namespace oasis::kernels {
 
@@ -40,6 +41,7 @@ struct Kernels {
   void (*select)(Stream&, const SelectParams&);
   void (*swiglu)(Stream&, const SwigluParams&);
   void (*topk)(Stream&, const TopKParams&);
+  void (*window_lists)(Stream&, const WindowListsParams&);
 };
 
 const Kernels& kernels_for(Backend backend);

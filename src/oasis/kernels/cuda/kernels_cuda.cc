@@ -21,6 +21,7 @@ const Kernels* cuda_kernels() {
       .select = select_cuda,
       .swiglu = swiglu_cuda,
       .topk = topk_cuda,
+      .window_lists = window_lists_cuda,
   };
   return &cuda;
 }

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <tuple>
+#include <vector>
 
 #include "oasis/device/cuda/staging.h"
 #include "oasis/kernels/cuda/convert.cuh"
@@ -55,7 +56,7 @@ struct Plan {
 };
 
 // y^T [n, rows] = W [n, k] x^T [k, rows] in column-major words: W lies there as [k, n], transposed.
-Plan make_plan(cublasLtHandle_t blas, const Shape& s) {
+Plan describe(const Shape& s) {
   Plan plan;
   OASIS_BLAS_CHECK(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   const cublasOperation_t transposed = CUBLAS_OP_T;
@@ -68,25 +69,84 @@ Plan make_plan(cublasLtHandle_t blas, const Shape& s) {
   OASIS_BLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.w, s.type, k, n, s.k));
   OASIS_BLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.x, s.type, k, rows, s.x_stride));
   OASIS_BLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.y, CUDA_R_32F, n, rows, s.y_stride));
+  return plan;
+}
+
+// The algorithms that cuBLASLt would try, the likeliest first.
+std::vector<cublasLtMatmulAlgo_t> algorithms(cublasLtHandle_t blas, const Plan& plan, const Shape& s, int most) {
   cublasLtMatmulPreference_t preference = nullptr;
   OASIS_BLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
   OASIS_BLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                         &kBlasWorkspace, sizeof kBlasWorkspace));
-  cublasLtMatmulHeuristicResult_t best{};
+  std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
   int found = 0;
-  OASIS_BLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(blas, plan.operation, plan.w, plan.x, plan.y, plan.y, preference, 1,
-                                                  &best, &found));
-  OASIS_CHECK(found == 1, "cuBLASLt knows no way to multiply {} rows by [{}, {}]", s.rows, s.n, s.k);
-  plan.algorithm = best.algo;
+  OASIS_BLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(blas, plan.operation, plan.w, plan.x, plan.y, plan.y, preference,
+                                                  most, results.data(), &found));
+  OASIS_CHECK(found >= 1, "cuBLASLt knows no way to multiply {} rows by [{}, {}]", s.rows, s.n, s.k);
   cublasLtMatmulPreferenceDestroy(preference);
-  return plan;
+  std::vector<cublasLtMatmulAlgo_t> out;
+  for (int i = 0; i < found; ++i) out.push_back(results[static_cast<size_t>(i)].algo);
+  return out;
 }
 
-const Plan& plan_for(cublasLtHandle_t blas, const Shape& shape) {
+void multiply(cuda::CudaStream& s, const Plan& plan, bool accumulate, const void* x, const void* w, float* y,
+              std::byte* workspace) {
+  const float one = 1, beta = accumulate ? 1.0f : 0.0f;
+  OASIS_BLAS_CHECK(cublasLtMatmul(s.blas(), plan.operation, &one, w, plan.w, x, plan.x, &beta, y, plan.y, y, plan.y,
+                                  &plan.algorithm, workspace, kBlasWorkspace, s.handle()));
+}
+
+// The fastest of a few algorithms, by trying: each with weights that no cache holds. Synchronises, allocates.
+void tune(cuda::CudaStream& s, Plan& plan, const Shape& shape, const void* x, const void* w, std::byte* workspace) {
+  constexpr int kTried = 8, kRuns = 3;
+  constexpr size_t kCacheBytes = size_t{128} << 20;  // more than any L2
+  std::byte *cache = nullptr, *y = nullptr;
+  const auto y_bytes = static_cast<size_t>((shape.rows - 1) * shape.y_stride + shape.n) * sizeof(float);
+  if (cudaMalloc(&cache, kCacheBytes) != cudaSuccess || cudaMalloc(&y, y_bytes) != cudaSuccess) {
+    cudaGetLastError();  // no room to try: the likeliest it is
+    cudaFree(cache);
+    return;
+  }
+  OASIS_CUDA_CHECK(cudaMemsetAsync(y, 0, y_bytes, s.handle()));
+  cudaEvent_t begin = nullptr, end = nullptr;
+  OASIS_CUDA_CHECK(cudaEventCreate(&begin));
+  OASIS_CUDA_CHECK(cudaEventCreate(&end));
+  float best = 0;
+  Plan tried = plan;
+  for (const cublasLtMatmulAlgo_t& algorithm : algorithms(s.blas(), plan, shape, kTried)) {
+    tried.algorithm = algorithm;
+    float fastest = 0;
+    for (int run = 0; run < kRuns; ++run) {
+      OASIS_CUDA_CHECK(cudaMemsetAsync(cache, run, kCacheBytes, s.handle()));
+      OASIS_CUDA_CHECK(cudaEventRecord(begin, s.handle()));
+      multiply(s, tried, shape.accumulate, x, w, reinterpret_cast<float*>(y), workspace);
+      OASIS_CUDA_CHECK(cudaEventRecord(end, s.handle()));
+      OASIS_CUDA_CHECK(cudaEventSynchronize(end));
+      float ms = 0;
+      OASIS_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+      if (run > 0 && (fastest == 0 || ms < fastest)) fastest = ms;
+    }
+    if (best == 0 || fastest < best) {
+      best = fastest;
+      plan.algorithm = algorithm;
+    }
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  cudaFree(cache);
+  cudaFree(y);
+}
+
+// Of each shape one plan. `x` and `w`: operands to try with, or null: the likeliest algorithm is taken.
+const Plan& plan_for(cuda::CudaStream& s, const Shape& shape, const void* x, const void* w, std::byte* workspace) {
   thread_local std::map<std::pair<cublasLtHandle_t, Shape>, Plan> plans;
-  const auto key = std::pair(blas, shape);
+  const auto key = std::pair(s.blas(), shape);
   auto it = plans.find(key);
-  if (it == plans.end()) it = plans.emplace(key, make_plan(blas, shape)).first;
+  if (it == plans.end()) {
+    it = plans.emplace(key, describe(shape)).first;
+    it->second.algorithm = algorithms(s.blas(), it->second, shape, 1)[0];
+    if (x && !s.capturing()) tune(s, it->second, shape, x, w, workspace);
+  }
   return it->second;
 }
 
@@ -102,13 +162,6 @@ __global__ void to_bf16_kernel(const float* x, int64_t x_stride, int64_t rows, i
   *reinterpret_cast<ushort4*>(out + r * cols + c) = y;
 }
 
-void multiply(cuda::CudaStream& s, const Shape& shape, const void* x, const void* w, float* y, std::byte* workspace) {
-  const Plan& plan = plan_for(s.blas(), shape);
-  const float one = 1, beta = shape.accumulate ? 1.0f : 0.0f;
-  OASIS_BLAS_CHECK(cublasLtMatmul(s.blas(), plan.operation, &one, w, plan.w, x, plan.x, &beta, y, plan.y, y, plan.y,
-                                  &plan.algorithm, workspace, kBlasWorkspace, s.handle()));
-}
-
 }  // namespace
 
 void gemm_bf16(cuda::CudaStream& s, const uint16_t* x, int64_t rows, int64_t k, const void* w, int64_t n, float* y,
@@ -121,7 +174,8 @@ void gemm_bf16(cuda::CudaStream& s, const uint16_t* x, int64_t rows, int64_t k, 
                     .type = CUDA_R_16BF,
                     .accumulate = accumulate,
                     .sms = s.sms()};
-  multiply(s, shape, x, w, y, s.workspace(kBlasWorkspace));
+  std::byte* workspace = s.workspace(kBlasWorkspace);
+  multiply(s, plan_for(s, shape, x, w, workspace), accumulate, x, w, y, workspace);
 }
 
 void matmul_cuda(Stream& stream, const MatmulParams& p) {
@@ -159,7 +213,7 @@ void matmul_cuda(Stream& stream, const MatmulParams& p) {
                       .type = type == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F,
                       .accumulate = p.accumulate,
                       .sms = s.sms()};
-    multiply(s, shape, input, w, y, workspace);
+    multiply(s, plan_for(s, shape, nullptr, nullptr, workspace), p.accumulate, input, w, y, workspace);
   }
 }
 

@@ -5,6 +5,7 @@
 namespace oasis::kernels {
 namespace {
 
+constexpr int kMaxHeads = 256;                 // KV heads of one GPU
 constexpr int64_t kTimeoutNs = 4'000'000'000;  // nobody waits longer for a transfer
 
 __device__ int64_t load_acquire(const int64_t* p) {
@@ -139,31 +140,43 @@ __global__ void wait_kernel(int layer, StepFlags* flags) {
 
 // One block of threads a sequence; the last to arrive tells the transfer.
 __global__ void __launch_bounds__(256) publish_kernel(StepTables t, int layer, Copy* copies, StepFlags* flags) {
-  __shared__ int32_t base, total;
+  __shared__ int32_t base, total, offset[kMaxHeads];
   const int s = blockIdx.x;
   const bool active = t.items[s].rows > 0 && t.items[s].sparse;
   const int64_t first = (int64_t{layer} * t.sequences + s) * t.kv_heads;
   if (active) {
-    if (threadIdx.x == 0) {
-      total = 0;
-      for (int h = 0; h < t.kv_heads; ++h) total += t.fetch_count[first + h];
-      base = total > 0 ? atomicAdd(&flags->plan_fill[layer], total) : 0;
+    if (threadIdx.x < 32) {  // offsets of the heads' copies, 32 heads at a time
+      int32_t sum = 0;
+      for (int h0 = 0; h0 < t.kv_heads; h0 += 32) {
+        const int h = h0 + threadIdx.x;
+        const int32_t own = h < t.kv_heads ? t.fetch_count[first + h] : 0;
+        int32_t upto = own;
+        for (int step = 1; step < 32; step *= 2) {
+          const int32_t lower = __shfl_up_sync(0xffffffffu, upto, step);
+          if (threadIdx.x >= step) upto += lower;
+        }
+        if (h < t.kv_heads) offset[h] = sum + upto - own;
+        sum += __shfl_sync(0xffffffffu, upto, 31);
+      }
+      if (threadIdx.x == 0) {
+        total = sum;
+        base = sum > 0 ? atomicAdd(&flags->plan_fill[layer], sum) : 0;
+      }
     }
     __syncthreads();
     if (total > 0) {
       const int64_t block_head_bytes = 2 * int64_t{t.block_size} * t.head_dim * 2;
       const int32_t* pages = t.page_of_slot + int64_t{s} * t.slot_stride;
-      int32_t before = base;
-      for (int h = 0; h < t.kv_heads; ++h) {
-        const int32_t count = t.fetch_count[first + h];
-        for (int j = threadIdx.x; j < count; j += blockDim.x) {
+      const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+      for (int h = warp; h < t.kv_heads; h += warps) {
+        const int32_t count = t.fetch_count[first + h], before = base + offset[h];
+        for (int j = lane; j < count; j += 32) {
           const Fetch fetch = t.fetches[(first + h) * t.fetch_stride + j];
           const std::byte* home = t.homes[int64_t{s} * t.max_blocks + fetch.block];
           copies[before + j] = {home + layer * t.home_layer_stride + h * block_head_bytes,
                                 t.pool.base + layer * t.pool_layer_stride + pages[fetch.slot] * t.pool.page_stride +
                                     h * t.pool.head_stride};
         }
-        before += count;
       }
     }
   }
@@ -274,6 +287,7 @@ void step_wait(cuda::CudaStream& s, int layer, StepFlags* flags) {
 }
 
 void step_publish(cuda::CudaStream& s, const StepTables& t, int layer, Copy* copies, StepFlags* flags) {
+  OASIS_CHECK(t.kv_heads <= kMaxHeads, "{} KV heads, the limit is {}", t.kv_heads, kMaxHeads);
   publish_kernel<<<t.batch, 256, 0, s.handle()>>>(t, layer, copies, flags);
   OASIS_CUDA_CHECK(cudaGetLastError());
 }
