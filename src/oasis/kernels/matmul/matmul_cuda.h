@@ -12,4 +12,7 @@ namespace oasis::kernels {
 void gemm_bf16(cuda::CudaStream& stream, const uint16_t* x, int64_t rows, int64_t k, const void* w, int64_t n, float* y,
                int64_t y_stride, bool accumulate);
 
+// out [rows, cols] = x [rows, x_stride] as bf16; cols is a multiple of 4.
+void round_rows(cuda::CudaStream& stream, const float* x, int64_t x_stride, int64_t rows, int64_t cols, uint16_t* out);
+
 }  // namespace oasis::kernels

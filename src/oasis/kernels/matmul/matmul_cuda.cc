@@ -1,4 +1,6 @@
 // y = x W^T by cuBLASLt: bf16 weights times activations rounded to bf16, summed in fp32; fp32 weights in fp32.
+#include "oasis/kernels/matmul/matmul_cuda.h"
+
 #include <cublasLt.h>
 
 #include <map>
@@ -6,9 +8,7 @@
 #include <vector>
 
 #include "oasis/device/cuda/staging.h"
-#include "oasis/kernels/cuda/convert.cuh"
 #include "oasis/kernels/matmul/matmul.h"
-#include "oasis/kernels/matmul/matmul_cuda.h"
 
 namespace oasis::kernels {
 namespace {
@@ -150,18 +150,6 @@ const Plan& plan_for(cuda::CudaStream& s, const Shape& shape, const void* x, con
   return it->second;
 }
 
-// Four elements a thread where `wide`, which wants x and its stride aligned to 16 bytes.
-template <bool wide>
-__global__ void to_bf16_kernel(const float* x, int64_t x_stride, int64_t rows, int64_t cols, uint16_t* out) {
-  const int64_t quads = cols / 4, i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= rows * quads) return;
-  const int64_t r = i / quads, c = i % quads * 4;
-  const float* from = x + r * x_stride + c;
-  const float4 v = wide ? *reinterpret_cast<const float4*>(from) : float4{from[0], from[1], from[2], from[3]};
-  ushort4 y = {float_to_bf16_bits(v.x), float_to_bf16_bits(v.y), float_to_bf16_bits(v.z), float_to_bf16_bits(v.w)};
-  *reinterpret_cast<ushort4*>(out + r * cols + c) = y;
-}
-
 }  // namespace
 
 void gemm_bf16(cuda::CudaStream& s, const uint16_t* x, int64_t rows, int64_t k, const void* w, int64_t n, float* y,
@@ -192,11 +180,7 @@ void matmul_cuda(Stream& stream, const MatmulParams& p) {
   int64_t input_stride = p.x_stride;
   if (type == DType::kBF16) {
     auto* rounded = reinterpret_cast<uint16_t*>(workspace + kBlasWorkspace);
-    const bool wide = p.x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-    auto* kernel = wide ? to_bf16_kernel<true> : to_bf16_kernel<false>;
-    const auto blocks = static_cast<unsigned>((p.rows * p.cols / 4 + 255) / 256);
-    kernel<<<blocks, 256, 0, s.handle()>>>(x, p.x_stride, p.rows, p.cols, rounded);
-    OASIS_CUDA_CHECK(cudaGetLastError());
+    round_rows(s, x, p.x_stride, p.rows, p.cols, rounded);
     input = rounded;
     input_stride = p.cols;
   }
