@@ -57,14 +57,39 @@ __global__ void qkv_kernel(StepTables t, int layer, QkvParams p) {
   }
 }
 
-// Grid [items, kv_heads], head_dim threads. bf16 summaries.
+// Where the keys of the block that x_t seals lie; null: this item seals none.
+__device__ const std::byte* sealed_keys(const StepTables& t, const StepItem& item, int layer, int s, int h) {
+  if (item.rows == 0 || item.seal_block < 0) return nullptr;
+  const int32_t page = page_of(t, item, layer, s, h, item.seal_block);
+  if (page < 0) return nullptr;
+  return t.pool.base + layer * t.pool_layer_stride + page * t.pool.page_stride + h * t.pool.head_stride;
+}
+
+__device__ std::byte* summary_rows(const StepTables& t, const StepItem& item, int layer, int h) {
+  return t.summaries.base + layer * t.summary_layer_stride + item.seal_summary * t.summaries.page_stride +
+         h * t.summaries.head_stride;
+}
+
+// The largest of all threads' values, NaN if one is NaN.
+__device__ float block_peak(float x, float* scratch) {
+  const bool has_nan = __syncthreads_or(x != x);
+  x = fabsf(x);
+  for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = scratch[0];
+  for (unsigned w = 1; w < blockDim.x / 32; ++w) x = fmaxf(x, scratch[w]);
+  __syncthreads();
+  return has_nan ? NAN : x;
+}
+
+// Grid [items, kv_heads], head_dim threads. As seal_cuda's.
 __global__ void seal_kernel(StepTables t, int layer, float beta) {
+  __shared__ float scratch[32];
   const int s = blockIdx.x, h = blockIdx.y, i = threadIdx.x, d = t.head_dim;
   const StepItem& item = t.items[s];
-  if (item.rows == 0 || item.seal_block < 0) return;
-  const int32_t page = page_of(t, item, layer, s, h, item.seal_block);
-  if (page < 0) return;
-  const std::byte* k = t.pool.base + layer * t.pool_layer_stride + page * t.pool.page_stride + h * t.pool.head_stride;
+  const std::byte* k = sealed_keys(t, item, layer, s, h);
+  if (!k) return;
   float most = -INFINITY, least = INFINITY;
   for (int token = 0; token < t.block_size; ++token) {
     const float x = bf16_bits_to_float(reinterpret_cast<const uint16_t*>(k + token * t.pool.token_stride)[i]);
@@ -72,17 +97,26 @@ __global__ void seal_kernel(StepTables t, int layer, float beta) {
     least = (x < least) | (x != x) ? x : least;
   }
   const float inset = (1.0f - beta) * (0.5f * most - 0.5f * least);
-  const uint16_t upper = float_to_bf16_bits(most - inset), lower = float_to_bf16_bits(least + inset);
-  auto* rows = reinterpret_cast<uint16_t*>(t.summaries.base + layer * t.summary_layer_stride +
-                                           item.seal_summary * t.summaries.page_stride + h * t.summaries.head_stride);
-  if (!item.seal_home) {  // writing it home has failed: the sequence ends after this step
-    rows[i] = upper, rows[d + i] = lower;
-    return;
+  const float corner[2] = {most - inset, least + inset};
+  std::byte* rows = summary_rows(t, item, layer, h);
+  for (int c = 0; c < 2; ++c) {
+    if (t.summaries.type == KvType::kBf16) {
+      reinterpret_cast<uint16_t*>(rows)[c * d + i] = float_to_bf16_bits(corner[c]);
+    } else {
+      const float scale = block_peak(corner[c], scratch) / 448.0f;
+      if (i == 0) reinterpret_cast<float*>(rows)[c] = scale;
+      constexpr int kHeader = 8;  // two scales
+      reinterpret_cast<uint8_t*>(rows + kHeader)[c * d + i] = scale != 0 ? float_to_fp8_bits(corner[c] / scale) : 0;
+    }
   }
-  auto* meta =
-      reinterpret_cast<uint16_t*>(item.seal_meta + layer * t.summaries.page_stride + h * t.summaries.head_stride);
-  rows[i] = meta[i] = upper;
-  rows[d + i] = meta[d + i] = lower;
+}
+
+// Grid [items, kv_heads]: the sealed block's K, V and summary into its home record.
+__global__ void seal_home_kernel(StepTables t, int layer) {
+  const int s = blockIdx.x, h = blockIdx.y, i = threadIdx.x, d = t.head_dim;
+  const StepItem& item = t.items[s];
+  const std::byte* k = sealed_keys(t, item, layer, s, h);
+  if (!k || !item.seal_home) return;  // without a home: writing it has failed, the sequence ends after this step
   const int row_vectors = d * 2 / 16, half_vectors = t.block_size * row_vectors;
   auto* home = reinterpret_cast<uint4*>(item.seal_home + layer * t.home_layer_stride) + int64_t{h} * 2 * half_vectors;
   for (int v = i; v < 2 * half_vectors; v += blockDim.x) {
@@ -90,6 +124,10 @@ __global__ void seal_kernel(StepTables t, int layer, float beta) {
     home[v] = *reinterpret_cast<const uint4*>(k + (v < half_vectors ? 0 : t.pool.v_offset) +
                                               token * t.pool.token_stride + c * 16);
   }
+  const auto* rows = reinterpret_cast<const uint32_t*>(summary_rows(t, item, layer, h));
+  auto* meta =
+      reinterpret_cast<uint32_t*>(item.seal_meta + layer * t.summaries.page_stride + h * t.summaries.head_stride);
+  for (int w = i; w < t.summaries.head_stride / 4; w += blockDim.x) meta[w] = rows[w];
 }
 
 __global__ void norm_kernel(const float* x, const float* weight, float eps, int64_t cols, int32_t per_item,
@@ -174,6 +212,12 @@ void step_qkv(cuda::CudaStream& s, const StepTables& t, int layer, const QkvPara
 void step_seal(cuda::CudaStream& s, const StepTables& t, int layer, float beta) {
   const dim3 grid(static_cast<unsigned>(t.batch), static_cast<unsigned>(t.kv_heads));
   seal_kernel<<<grid, t.head_dim, 0, s.handle()>>>(t, layer, beta);
+  OASIS_CUDA_CHECK(cudaGetLastError());
+}
+
+void step_seal_home(cuda::CudaStream& s, const StepTables& t, int layer) {
+  const dim3 grid(static_cast<unsigned>(t.batch), static_cast<unsigned>(t.kv_heads));
+  seal_home_kernel<<<grid, 128, 0, s.handle()>>>(t, layer);
   OASIS_CUDA_CHECK(cudaGetLastError());
 }
 

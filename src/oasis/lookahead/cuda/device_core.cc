@@ -39,18 +39,25 @@ DeviceCore::DeviceCore(Device& device, KvCore& core, int transfer_ctas)
   int gpu = 0;
   OASIS_CUDA_CHECK(cudaGetDevice(&gpu));
   transfer_stream_ = std::make_unique<cuda::CudaStream>(gpu, true, transfer_ctas);
+  home_stream_ = std::make_unique<cuda::CudaStream>(gpu, false, 0);
+  for (auto* events : {&sealed_, &home_}) {
+    events->resize(static_cast<size_t>(config_.shape.layers));
+    for (cudaEvent_t& event : *events) OASIS_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  }
 }
 
 DeviceCore::~DeviceCore() {
   drain();
   core_.set_mirror(nullptr);
+  for (auto* events : {&sealed_, &home_}) {
+    for (cudaEvent_t event : *events) cudaEventDestroy(event);
+  }
 }
 
 Result<std::unique_ptr<DeviceCore>> DeviceCore::create(Device& device, KvCore& core, int transfer_ctas) {
   const CoreConfig& c = core.config_;
   if (c.fetch == FetchMode::kExact || core.homes_.tier().layer_stride() == 0 || c.hooks.predict || c.hooks.delay ||
-      c.hooks.poison || c.shape.type != kv::KvType::kBf16 || c.shape.summary_type != kv::KvType::kBf16 ||
-      c.max_draft_rows + 1 > kMaxRows) {
+      c.hooks.poison || c.shape.type != kv::KvType::kBf16 || c.max_draft_rows + 1 > kMaxRows) {
     return unsupported("steps that need the host inside (exact fetching, a file tier, test hooks) are not captured");
   }
   std::unique_ptr<DeviceCore> d(new DeviceCore(device, core, transfer_ctas));
@@ -339,6 +346,10 @@ void DeviceCore::after_qkv(cuda::CudaStream& stream, const StepKind& kind, int l
   qkv.q_scoring = kind.sparse ? q_scoring_ : nullptr;
   kernels::step_qkv(stream, t, layer, qkv);
   kernels::step_seal(stream, t, layer, c.beta);
+  OASIS_CUDA_CHECK(cudaEventRecord(sealed_[static_cast<size_t>(layer)], stream.handle()));
+  OASIS_CUDA_CHECK(cudaStreamWaitEvent(home_stream_->handle(), sealed_[static_cast<size_t>(layer)]));
+  kernels::step_seal_home(*home_stream_, t, layer);
+  OASIS_CUDA_CHECK(cudaEventRecord(home_[static_cast<size_t>(layer)], home_stream_->handle()));
   if (!kind.sparse) return;
   if (kind.measures) measure(stream, kind, layer, qkv.q);
   kernels_.score(stream, {.summaries = core_.summaries_.view(layer),
@@ -453,10 +464,12 @@ void DeviceCore::finish_layer(cuda::CudaStream& stream, const StepKind& kind, in
                            .list_count = t.list_count + first,
                            .list_stride = t.list_stride,
                            .stats = t.select_stats + first * 4});
+  OASIS_CUDA_CHECK(cudaStreamWaitEvent(stream.handle(), home_[static_cast<size_t>(layer)]));
   kernels::step_publish(stream, tables(kind), layer, copies_ + layer * copy_stride_, flags_);
 }
 
 void DeviceCore::epilogue(cuda::CudaStream& stream, const StepKind& kind) {
+  OASIS_CUDA_CHECK(cudaStreamWaitEvent(stream.handle(), home_.back()));
   if (!kind.sparse) return;
   kernels::step_epilogue(stream, tables(kind), flags_);
   OASIS_CUDA_CHECK(cudaMemcpyAsync(flags_home_, flags_, sizeof *flags_home_, cudaMemcpyDeviceToHost, stream.handle()));

@@ -80,7 +80,9 @@ class DeviceCore : public Mirror {
   KvCore& core_;
   const CoreConfig& config_;
   const kernels::Kernels& kernels_;
-  std::unique_ptr<cuda::CudaStream> transfer_stream_, upload_stream_;
+  std::unique_ptr<cuda::CudaStream> transfer_stream_;
+  std::unique_ptr<cuda::CudaStream> home_stream_;  // beside the foreground, inside the step: blocks on their way home
+  std::vector<cudaEvent_t> sealed_, home_;         // [layers]
   const int transfer_ctas_;
   std::vector<uint8_t> away_;         // [sequences]
   std::vector<int32_t> pages_known_;  // [sequences]: of a dense sequence, how many page numbers the device has
