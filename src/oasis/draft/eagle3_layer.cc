@@ -22,7 +22,7 @@ Result<Eagle3Layer> Eagle3Layer::create(Device& device, const Head& head, int64_
                          device.allocate(lists * static_cast<size_t>(window_blocks) * sizeof(kernels::ListEntry)));
   OASIS_ASSIGN_OR_RETURN(layer.list_counts_, device.allocate(lists * sizeof(int32_t)));
   OASIS_ASSIGN_OR_RETURN(layer.arena_, UploadArena::create(device, rows * (48 + 4 * kv_heads) + chain * 24 + 8192));
-  OASIS_ASSIGN_OR_RETURN(layer.best_memory_, device.allocate_pinned(2 * chain * sizeof(int32_t)));
+  OASIS_ASSIGN_OR_RETURN(layer.best_memory_, device.allocate_pinned(chain * sizeof(int32_t)));
   layer.rope_scale_ = model::rope_attention_scale(head.config.rope);
   layer.max_rows_ = max_rows;
   layer.max_chain_ = max_chain;
@@ -280,16 +280,7 @@ void Eagle3Layer::finish_layer(Stream& stream, int64_t rows) {
 // best_[r] = the draft token with the largest logit.
 void Eagle3Layer::choose(Stream& stream, int64_t rows) {
   multiply(stream, head_->config.norm_output ? feature_ : normed_, rows, head_->lm_head, logits_);
-  vocabularies_.assign(static_cast<size_t>(rows), static_cast<int32_t>(head_->draft_vocab()));
-  k_->topk(stream, {.scores = logits_,
-                    .score_stride = head_->draft_vocab(),
-                    .candidates = arena_.put(stream, vocabularies_),
-                    .items = rows,
-                    .heads = 1,
-                    .k = 1,
-                    .blocks = best_memory_.as<int32_t>(),
-                    .block_stride = 1,
-                    .count = best_memory_.as<int32_t>() + max_chain_});
+  k_->argmax(stream, {.x = logits_, .rows = rows, .cols = head_->draft_vocab(), .best = best_memory_.as<int32_t>()});
   stream.synchronize();
 }
 

@@ -89,13 +89,13 @@ class Eagle3Layer {
   // What kernels read of the rows at hand; `at_` pointers: where they find it.
   UploadArena arena_;
   const int32_t *tokens_at_ = nullptr, *positions_at_ = nullptr;
-  Buffer best_memory_;  // int32 [2 * max_chain], which the host reads too: draft tokens and counts
+  Buffer best_memory_;  // int32 [max_chain], draft tokens, which the host reads too
   std::vector<int32_t> tokens_, positions_, pages_;
   std::vector<kernels::Copy> copies_;
   std::vector<int32_t> row_begin_, begin_blocks_, first_pages_;
   Buffer lists_,
       list_counts_;  // of the device: entries [max_chain, kv_heads, window_blocks], counts [max_chain, kv_heads]
-  std::vector<int32_t> vocabularies_, drafts_;
+  std::vector<int32_t> drafts_;
 };
 
 }  // namespace oasis::draft

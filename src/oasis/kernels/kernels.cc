@@ -5,6 +5,7 @@ namespace oasis::kernels {
 const Kernels& kernels_for(Backend backend) {
   static constexpr Kernels cpu{
       .append = append_cpu,
+      .argmax = argmax_cpu,
       .attention = attention_cpu,
       .embedding = embedding_cpu,
       .fill_random = fill_random_cpu,

@@ -5,6 +5,7 @@
 
 #include "oasis/device/device.h"
 #include "oasis/kernels/append/append.h"
+#include "oasis/kernels/argmax/argmax.h"
 #include "oasis/kernels/attention/attention.h"
 #include "oasis/kernels/embedding/embedding.h"
 #include "oasis/kernels/gather/gather.h"
@@ -25,6 +26,7 @@ namespace oasis::kernels {
 
 struct Kernels {
   void (*append)(Stream&, const AppendParams&);
+  void (*argmax)(Stream&, const ArgmaxParams&);
   void (*attention)(Stream&, const AttentionParams&);
   void (*embedding)(Stream&, const EmbeddingParams&);
   void (*fill_random)(Stream&, const FillRandomParams&);

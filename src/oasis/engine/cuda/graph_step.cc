@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "oasis/kernels/argmax/argmax.h"
 #include "oasis/kernels/matmul/matmul_cuda.h"
 #include "oasis/lookahead/cuda/device_core.h"
 
@@ -194,7 +195,7 @@ void CudaGraphStep::chain(const GraphKey& key) {
                         kind.rows, narrow_);
   kernels::gemm_bf16(stream_, narrow_, count, model_.hidden, weights_.lm_head.data, model_.vocab, logits_, model_.vocab,
                      false);
-  kernels::argmax(stream_, logits_, count, model_.vocab, best_);
+  kernels::argmax_cuda(stream_, {.x = logits_, .rows = count, .cols = model_.vocab, .best = best_});
   OASIS_CUDA_CHECK(cudaMemcpyAsync(best_home_.data(), best_, static_cast<size_t>(count) * 4, cudaMemcpyDeviceToHost,
                                    stream_.handle()));
   core_->epilogue(stream_, kind);

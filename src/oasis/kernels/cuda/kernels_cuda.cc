@@ -5,6 +5,7 @@ namespace oasis::kernels {
 const Kernels* cuda_kernels() {
   static constexpr Kernels cuda{
       .append = append_cuda,
+      .argmax = argmax_cuda,
       .attention = attention_cuda,
       .embedding = embedding_cuda,
       .fill_random = fill_random_cuda,

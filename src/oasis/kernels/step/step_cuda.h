@@ -145,7 +145,5 @@ void norm_to_bf16(cuda::CudaStream&, const float* x, const float* weight, float 
 void to_bf16(cuda::CudaStream&, const float* x, int64_t count, uint16_t* out);
 // gate_up [rows, 2 * inner]: silu(gate) * up as bf16.
 void swiglu_to_bf16(cuda::CudaStream&, const float* gate_up, int64_t rows, int64_t inner, uint16_t* out);
-// best[r] = the lowest index of the largest of x[r, cols]; -1 where none is a number.
-void argmax(cuda::CudaStream&, const float* x, int64_t rows, int64_t cols, int32_t* best);
 
 }  // namespace oasis::kernels

@@ -170,36 +170,6 @@ __global__ void swiglu_kernel(const float* gate_up, int64_t rows, int64_t inner,
       float_to_bf16_bits(swiglu(g.w, u.w))};
 }
 
-// The larger value wins, at equality the lower index; NaN never does.
-__device__ void better(float& value, int32_t& index, float other, int32_t other_index) {
-  if (other_index >= 0 && (index < 0 || other > value || (other == value && other_index < index))) {
-    value = other;
-    index = other_index;
-  }
-}
-
-__global__ void __launch_bounds__(1024) argmax_kernel(const float* x, int64_t cols, int32_t* best) {
-  __shared__ float values[32];
-  __shared__ int32_t indices[32];
-  const float* row = x + int64_t{blockIdx.x} * cols;
-  float value = 0;
-  int32_t index = -1;
-  for (int64_t i = threadIdx.x; i < cols; i += blockDim.x) {
-    const float v = row[i];
-    if (v == v) better(value, index, v, static_cast<int32_t>(i));
-  }
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const float v = __shfl_xor_sync(0xffffffffu, value, offset);
-    const int32_t k = __shfl_xor_sync(0xffffffffu, index, offset);
-    better(value, index, v, k);
-  }
-  if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = value, indices[threadIdx.x / 32] = index;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (unsigned w = 1; w < blockDim.x / 32; ++w) better(value, index, values[w], indices[w]);
-  best[blockIdx.x] = index;
-}
-
 }  // namespace
 
 void step_qkv(cuda::CudaStream& s, const StepTables& t, int layer, const QkvParams& p) {
@@ -238,11 +208,6 @@ void to_bf16(cuda::CudaStream& s, const float* x, int64_t count, uint16_t* out) 
 void swiglu_to_bf16(cuda::CudaStream& s, const float* gate_up, int64_t rows, int64_t inner, uint16_t* out) {
   swiglu_kernel<<<static_cast<unsigned>((rows * inner / 4 + 255) / 256), 256, 0, s.handle()>>>(gate_up, rows, inner,
                                                                                                out);
-  OASIS_CUDA_CHECK(cudaGetLastError());
-}
-
-void argmax(cuda::CudaStream& s, const float* x, int64_t rows, int64_t cols, int32_t* best) {
-  argmax_kernel<<<static_cast<unsigned>(rows), 1024, 0, s.handle()>>>(x, cols, best);
   OASIS_CUDA_CHECK(cudaGetLastError());
 }
 
