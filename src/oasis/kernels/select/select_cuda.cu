@@ -12,16 +12,19 @@ namespace {
 using namespace oasis::cuda;
 using namespace select_head;
 
+constexpr int kFewSlots = 512, kFewThreads = 64, kManyThreads = 256;
+
 // Grid: [items * kv_heads].
-template <bool kDemand>
+template <bool kDemand, int kThreads>
 __global__ void __launch_bounds__(kThreads) run_head(const Args args) {
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ Counts counts;
-  const int64_t at = blockIdx.x;
-  const SelectItem item = args.p.item[at / args.p.kv_heads];
+  const unsigned at = blockIdx.x, kv_heads = static_cast<unsigned>(args.p.kv_heads);
+  const int32_t count = args.p.predicted_count[at];
+  const SelectItem item = args.p.item[at / kv_heads];
   if (!item.maps) return;
-  const HeadMap map = item.maps[at % args.p.kv_heads];
-  Head head(args, item, map, at, carve(memory, args.slots, args.words), counts);
+  const HeadMap map = item.maps[at % kv_heads];
+  Head<kThreads> head(args, item, map, at, count, carve(memory, args.slots, args.words), counts);
   if constexpr (kDemand) {
     head.demand();
   } else {
@@ -57,7 +60,8 @@ const SelectItem* stage_items(const SelectParams& p, Staging& staging, Staged& s
   return staging.in(static_cast<const SelectItem*>(staged.items.data()), staged.items.size());
 }
 
-void launch(Stream& stream, const SelectParams& params, void (*kernel)(Args)) {
+template <bool kDemand>
+void launch(Stream& stream, const SelectParams& params) {
   if (params.items == 0 || params.kv_heads == 0) return;
   CudaStream& s = as_cuda(stream);
   Staging staging(s);
@@ -92,15 +96,18 @@ void launch(Stream& stream, const SelectParams& params, void (*kernel)(Args)) {
   const Args args{p, static_cast<int32_t>((std::max<int64_t>(slots, 1) + 63) / 64 * 64),
                   static_cast<int32_t>((blocks + 31) / 32)};
   const int bytes = static_cast<int>(work_bytes(args.slots, args.words));
+  // Few slots: the steps are short, and barriers of few warps are cheap.
+  const int threads = args.slots <= kFewSlots ? kFewThreads : kManyThreads;
+  const auto kernel = args.slots <= kFewSlots ? run_head<kDemand, kFewThreads> : run_head<kDemand, kManyThreads>;
   OASIS_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  kernel<<<static_cast<unsigned>(heads), kThreads, bytes, s.handle()>>>(args);
+  kernel<<<static_cast<unsigned>(heads), threads, bytes, s.handle()>>>(args);
   OASIS_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace
 
-void select_cuda(Stream& stream, const SelectParams& params) { launch(stream, params, run_head<false>); }
+void select_cuda(Stream& stream, const SelectParams& params) { launch<false>(stream, params); }
 
-void demand_cuda(Stream& stream, const SelectParams& params) { launch(stream, params, run_head<true>); }
+void demand_cuda(Stream& stream, const SelectParams& params) { launch<true>(stream, params); }
 
 }  // namespace oasis::kernels

@@ -10,16 +10,18 @@
 
 namespace oasis::kernels::select_head {
 
-// The work on one (item, head). Every thread of the CTA holds one, with the same values.
+// The work on one (item, head). Every thread of the CTA, kThreads of them, holds one, with the same values.
+template <int kThreads>
 class Head {
  public:
-  __device__ Head(const Args& args, const SelectItem& item, const HeadMap& map, int64_t at, const Work& work, Counts& n)
+  __device__ Head(const Args& args, const SelectItem& item, const HeadMap& map, int64_t at, int32_t count,
+                  const Work& work, Counts& n)
       : p_(args.p),
         item_(item),
         map_(map),
         at_(at),
         predicted_(args.p.predicted + at * args.p.predicted_stride),
-        count_(args.p.predicted_count[at]),
+        count_(count),
         w_(work),
         n_(n),
         thread_(static_cast<int>(threadIdx.x)),
@@ -40,18 +42,15 @@ class Head {
     __syncthreads();
     touch();
     __syncthreads();
-    if (warp_ == 0) {
-      admit();
-    } else {
-      find_others();
-    }
+    if (warp_ == 0) admit();
+    if (warp_ >= kFinders) find_others();
     __syncthreads();
     if (n_.hits + n_.misses != count_ && thread_ == 0)
       broken("an open block is predicted", n_.hits + n_.misses, count_);
-    const int fillers = make_room(min(item_.attend_limit, item_.candidates));
+    make_room(min(item_.attend_limit, item_.candidates));
     place();
     open();
-    write_list(fillers);
+    write_list();
     store();
   }
 
@@ -60,11 +59,8 @@ class Head {
     __syncthreads();
     touch();
     __syncthreads();
-    if (warp_ == 0) {
-      admit_all();
-    } else {
-      find_others();
-    }
+    if (warp_ == 0) admit_all();
+    if (warp_ >= kFinders) find_others();
     __syncthreads();
     make_room(0);
     place();
@@ -73,16 +69,24 @@ class Head {
   }
 
  private:
+  static constexpr int kFinders = kThreads > 32 ? 1 : 0;  // first of the warps that look for others while one admits
+
+  // All that lies in global memory is asked for here, so that the rest waits for it once.
   __device__ void load() {
+    const int block = item_.candidates + thread_;
+    if (warp_ == 0 && block < item_.open_end) open_slot_ = map_.slot_of_block[block];
+#pragma unroll 4
+    for (int rank = thread_; rank < count_; rank += kThreads)
+      w_.slot_of_rank[rank] = map_.slot_of_block[predicted_[rank]];
+#pragma unroll 4
     for (int s = thread_; s < item_.slots; s += kThreads) {
       w_.block_of_slot[s] = map_.block_of_slot[s];
       w_.last_predicted[s] = map_.last_predicted[s];
+      w_.page_of_slot[s] = item_.page_of_slot ? item_.page_of_slot[s] : 0;
     }
     for (int i = thread_; i < (item_.slots + 31) / 32; i += kThreads)
       w_.predicted.words[i] = w_.free.words[i] = w_.victims.words[i] = 0;
     for (int i = thread_; i < words(); i += kThreads) w_.chosen.words[i] = 0;
-    for (int rank = thread_; rank < count_; rank += kThreads)
-      w_.slot_of_rank[rank] = map_.slot_of_block[predicted_[rank]];
     if (thread_ == 0) n_ = {};
   }
 
@@ -160,6 +164,16 @@ class Head {
       uint32_t misses = __ballot_sync(kAll, miss);
       const uint32_t reached = __ballot_sync(kAll, miss && margins.reached_by(rank));
       const uint32_t missing = __ballot_sync(kAll, miss && !item_.wait_for_absent && !is_present(block));
+      if (reached == misses && missing == 0) {  // the usual case, without a loop over the misses
+        const int all = __popc(misses), taken = min(all, limit - admitted);
+        const int nth = __popc(misses & ((1u << lane_) - 1));
+        if (write && miss && nth < taken) w_.admitted[admitted + nth] = block;
+        const int looked_at = limit < item_.cap ? all : taken;
+        admitted += taken;
+        seen += looked_at;
+        refused += looked_at - taken;
+        continue;
+      }
       for (; misses != 0 && admitted < item_.cap; misses &= misses - 1, ++seen) {
         const int bit = __ffs(static_cast<int>(misses)) - 1;
         const int32_t at = __shfl_sync(kAll, block, bit);
@@ -234,21 +248,88 @@ class Head {
     if (lane_ == 0) n_.admitted = admitted;
   }
 
-  // By all warps but the first.
+  // By all warps but the first, or by the only one. A warp's slots are those of one word.
   __device__ void find_others() {
-    for (int s = thread_ - 32; s < item_.slots; s += kThreads - 32) {
-      const int32_t block = w_.block_of_slot[s], last = w_.last_predicted[s];
-      if (block < 0) {
-        w_.free.insert(s);
-      } else if (last != HeadMap::kOpen && !w_.predicted.contains(s)) {
-        w_.others[atomicAdd(&n_.others, 1)] = other(last, block, s);
+    for (int base = (warp_ - kFinders) * 32; base < item_.slots; base += kThreads - 32 * kFinders) {
+      const int s = base + lane_;
+      const bool there = s < item_.slots;
+      const int32_t block = there ? w_.block_of_slot[s] : 0, last = there ? w_.last_predicted[s] : HeadMap::kOpen;
+      const uint32_t free = __ballot_sync(kAll, there && block < 0);
+      const bool is_other = block >= 0 && last != HeadMap::kOpen && !w_.predicted.contains(s);
+      const uint32_t others = __ballot_sync(kAll, is_other);
+      int first = 0;
+      if (lane_ == 0) {
+        w_.free.words[base / 32] = free;
+        first = atomicAdd(&n_.others, __popc(others));
       }
+      first = __shfl_sync(kAll, first, 0);
+      if (is_other) w_.others[first + __popc(others & ((1u << lane_) - 1))] = other(last, block, s);
     }
   }
 
+  // By one whole warp: a number that exactly `n` of the others are below. There are at most 32 * kOwn.
+  __device__ Other bound(int n, int others) const {
+    if (n <= 0) return 0;
+    if (n >= others) return ~Other{0};
+    Other own[kOwn];
+    uint32_t and_low = ~0u, and_high = ~0u, or_low = 0, or_high = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const bool there = i * 32 + lane_ < others;
+      own[i] = there ? w_.others[i * 32 + lane_] : ~Other{0};
+      const auto low = static_cast<uint32_t>(own[i]), high = static_cast<uint32_t>(own[i] >> 32);
+      and_low &= low, and_high &= high;
+      if (there) or_low |= low, or_high |= high;
+    }
+    and_low = __reduce_and_sync(kAll, and_low), and_high = __reduce_and_sync(kAll, and_high);
+    or_low = __reduce_or_sync(kAll, or_low), or_high = __reduce_or_sync(kAll, or_high);
+    // The bits of the n-th are found from the highest; where it and the next one part, n are below.
+    Other prefix = static_cast<Other>(and_high) << 32 | and_low;
+    Other differing = prefix ^ (static_cast<Other>(or_high) << 32 | or_low);
+    while (differing != 0) {
+      const Other bit = Other{1} << (63 - __clzll(static_cast<long long>(differing)));
+      differing ^= bit;
+      const Other upper = prefix | bit;
+      int below = 0;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) below += own[i] < upper ? 1 : 0;
+      below = __reduce_add_sync(kAll, below);
+      if (below == n) return upper;
+      if (below < n) prefix = upper;
+    }
+    return ~Other{0};  // never: no two are equal
+  }
+
+  // Bounds on the others: the first `victims` are below n_.victims_end, the last `fillers` not below n_.fillers_begin.
+  __device__ void find_bounds(int victims, int fillers, int others) {
+    if (victims == 0 && fillers == 0) {
+      if (thread_ == 0) n_.victims_end = 0, n_.fillers_begin = ~Other{0};
+    } else if (others <= 32 * kOwn) {
+      if (warp_ == 0) {
+        const Other end = bound(victims, others);
+        if (lane_ == 0) n_.victims_end = end;
+      }
+      if (warp_ == kFinders) {
+        const Other begin = bound(others - fillers, others);
+        if (lane_ == 0) n_.fillers_begin = begin;
+      }
+    } else {
+      int size = 64;
+      while (size < others) size *= 2;
+      for (int i = others + thread_; i < size; i += kThreads) w_.others[i] = ~Other{0};
+      __syncthreads();
+      sort_ascending(w_.others, size);
+      if (thread_ == 0) {
+        n_.victims_end = victims < others ? w_.others[victims] : ~Other{0};
+        n_.fillers_begin = fillers > 0 ? w_.others[others - fillers] : ~Other{0};
+      }
+    }
+    __syncthreads();
+  }
+
   // (4) Unmaps the residents that go; free_slots: those free before, then those of the victims, each in ascending
-  // order. Returns how many of the residents that stay, the last in `others`, fill a list of `listed` blocks.
-  __device__ int make_room(int listed) {
+  // order. The others from n_.fillers_begin on are those that fill a list of `listed` blocks.
+  __device__ void make_room(int listed) {
     const int others = n_.others, admitted = n_.admitted;
     const int victims = max(0, n_.hits + admitted + others - item_.resident_limit);
     if (thread_ == 0) {
@@ -256,25 +337,24 @@ class Head {
       if (admitted > p_.fetch_stride) broken("too many fetches of one head", admitted, p_.fetch_stride);
     }
     const int fillers = max(0, min(listed - n_.hits - admitted, others - victims));
-    if (victims > 0 || fillers > 0) {
-      int size = 64;
-      while (size < others) size *= 2;
-      for (int i = others + thread_; i < size; i += kThreads) w_.others[i] = ~Other{0};
-      __syncthreads();
-      sort_ascending(w_.others, size);
-    }
-    for (int i = thread_; i < victims; i += kThreads) {
-      const Other o = w_.others[i];
-      map_.slot_of_block[block_of(o)] = -1;
-      w_.block_of_slot[slot_of(o)] = -1;
-      w_.victims.insert(slot_of(o));
+    find_bounds(victims, fillers, others);
+    if (victims > 0) {
+      const Other end = n_.victims_end;
+      for (int i = thread_; i < others; i += kThreads) {
+        const Other o = w_.others[i];
+        if (o >= end) continue;
+        map_.slot_of_block[block_of(o)] = -1;
+        w_.block_of_slot[slot_of(o)] = -1;
+        w_.victims.insert(slot_of(o));
+      }
     }
     __syncthreads();
     const int slot_words = (item_.slots + 31) / 32;
     if (warp_ == 0) {
       const int free = w_.free.count_up(slot_words);
       if (lane_ == 0) n_.free = free;
-    } else if (warp_ == 1) {
+    }
+    if (warp_ == kFinders) {
       w_.victims.count_up(slot_words);
       if (lane_ == 0) n_.victims = victims;
     }
@@ -287,7 +367,6 @@ class Head {
       }
     }
     __syncthreads();
-    return fillers;
   }
 
   __device__ int32_t put(int nth, int32_t block, int32_t last_predicted) {
@@ -312,20 +391,25 @@ class Head {
     int given = n_.admitted;
     for (int base = item_.candidates; base < item_.open_end; base += 32) {
       const int32_t block = base + lane_;
-      const bool without = block < item_.open_end && map_.slot_of_block[block] < 0;
+      const bool loaded = base == item_.candidates;
+      int32_t slot = loaded || block >= item_.open_end ? open_slot_ : map_.slot_of_block[block];
+      const bool without = block < item_.open_end && slot < 0;
       const uint32_t all = __ballot_sync(kAll, without);
-      if (without) put(given + __popc(all & ((1u << lane_) - 1)), block, HeadMap::kOpen);
+      if (without) slot = put(given + __popc(all & ((1u << lane_) - 1)), block, HeadMap::kOpen);
+      if (loaded) open_slot_ = slot;
       given += __popc(all);
     }
   }
 
   __device__ int words() const { return (item_.candidates + 31) / 32; }
 
-  __device__ void write_list(int fillers) {
+  __device__ void write_list() {
     for (int rank = thread_; rank < count_; rank += kThreads)
       if (w_.slot_of_rank[rank] >= 0) w_.chosen.insert(predicted_[rank]);
     for (int i = thread_; i < n_.admitted; i += kThreads) w_.chosen.insert(w_.admitted[i]);
-    for (int i = thread_; i < fillers; i += kThreads) w_.chosen.insert(block_of(w_.others[n_.others - 1 - i]));
+    const Other fillers_begin = n_.fillers_begin;
+    for (int i = thread_; i < n_.others; i += kThreads)
+      if (w_.others[i] >= fillers_begin) w_.chosen.insert(block_of(w_.others[i]));
     __syncthreads();
     if (warp_ == 0) {
       const int chosen = w_.chosen.count_up(words());
@@ -339,17 +423,21 @@ class Head {
     }
     ListEntry* list = p_.list + at_ * p_.list_stride;
     const auto emit = [&](int32_t block, int32_t slot) {
-      list[w_.chosen.rank(block)] = {block, item_.page_of_slot[slot]};
+      list[w_.chosen.rank(block)] = {block, w_.page_of_slot[slot]};
     };
     for (int rank = thread_; rank < count_; rank += kThreads)
       if (w_.slot_of_rank[rank] >= 0) emit(predicted_[rank], w_.slot_of_rank[rank]);
     for (int i = thread_; i < n_.admitted; i += kThreads) emit(w_.admitted[i], w_.free_slots[i]);
-    for (int i = thread_; i < fillers; i += kThreads) {
-      const Other o = w_.others[n_.others - 1 - i];
-      emit(block_of(o), slot_of(o));
+    for (int i = thread_; i < n_.others; i += kThreads) {
+      const Other o = w_.others[i];
+      if (o >= fillers_begin) emit(block_of(o), slot_of(o));
     }
-    for (int block = item_.candidates + thread_; block < item_.open_end; block += kThreads)
-      list[n_.chosen + block - item_.candidates] = {block, item_.page_of_slot[map_.slot_of_block[block]]};
+    if (warp_ == 0) {
+      for (int block = item_.candidates + lane_; block < item_.open_end; block += 32) {
+        const int32_t slot = block < item_.candidates + 32 ? open_slot_ : map_.slot_of_block[block];
+        list[n_.chosen + block - item_.candidates] = {block, w_.page_of_slot[slot]};
+      }
+    }
     if (thread_ == 0) p_.list_count[at_] = length;
   }
 
@@ -376,6 +464,7 @@ class Head {
   Work w_;
   Counts& n_;  // in shared memory
   const int thread_, lane_, warp_;
+  int32_t open_slot_ = 0;  // warp 0: of block candidates + lane, below open_end
 };
 
 }  // namespace oasis::kernels::select_head

@@ -10,7 +10,7 @@
 
 namespace oasis::kernels::select_head {
 
-constexpr int kThreads = 128;
+constexpr int kOwn = 8;  // others a lane can hold, to find a bound on them without sorting
 constexpr int kSlotBits = 13, kBlockBits = 19;
 constexpr int kMostSlots = 1 << kSlotBits, kMostBlocks = 1 << kBlockBits;
 constexpr uint32_t kAll = 0xffffffffu;
@@ -65,6 +65,7 @@ struct Work {
   Other* others;  // a power of two of them
   int32_t* block_of_slot;
   int32_t* last_predicted;
+  int32_t* page_of_slot;
   int32_t* slot_of_rank;  // of the predicted blocks; kMiss, kOpenRank
   int32_t* admitted;      // blocks, in rank order
   int32_t* free_slots;    // in the order in which they are given out
@@ -76,6 +77,7 @@ struct Work {
 
 struct Counts {
   int32_t hits, misses, admitted, wanted, refused, absent, others, free, victims, chosen;
+  Other victims_end, fillers_begin;
 };
 
 constexpr int32_t kMiss = -1, kOpenRank = -2;
@@ -89,7 +91,7 @@ __device__ __noinline__ void broken(const char* what, int32_t value, int32_t lim
 inline size_t work_bytes(int32_t slots, int32_t words) {
   const size_t power = std::bit_ceil(static_cast<uint32_t>(slots));
   return power * sizeof(Other) +
-         (5 * static_cast<size_t>(slots) + 6 * (static_cast<size_t>(slots) / 32) + 2 * static_cast<size_t>(words)) * 4;
+         (6 * static_cast<size_t>(slots) + 6 * (static_cast<size_t>(slots) / 32) + 2 * static_cast<size_t>(words)) * 4;
 }
 
 __device__ Work carve(std::byte* memory, int32_t slots, int32_t words) {
@@ -108,6 +110,7 @@ __device__ Work carve(std::byte* memory, int32_t slots, int32_t words) {
   };
   w.block_of_slot = take(slots);
   w.last_predicted = take(slots);
+  w.page_of_slot = take(slots);
   w.slot_of_rank = take(slots);
   w.admitted = take(slots);
   w.free_slots = take(slots);
