@@ -252,6 +252,7 @@ int run(BenchFlags& f) {
   }
   j["draft"] = {{"proposed", proposed}, {"compared", compared}, {"right", right}, {"accepted", accepted}};
   j.update(nlohmann::ordered_json::parse(metrics_json(engine)));
+  j["memory"]["device_bytes_in_use"] = opened->device->memory_in_use();
   if (f.json) {
     emit("{}\n", j.dump(2));
     return kDone;

@@ -70,6 +70,8 @@ class Device {
   virtual Result<Buffer> allocate(size_t bytes) = 0;
   // Host memory that the device's kernels can read and write in place; on the CPU the same as allocate().
   virtual Result<Buffer> allocate_pinned(size_t bytes) = 0;
+  // Of a GPU's own memory: what is taken, by anyone. 0 on the CPU.
+  virtual int64_t memory_in_use() const { return 0; }
   virtual Stream& foreground() = 0;
   virtual std::unique_ptr<Stream> make_background_stream() = 0;
 };

@@ -151,6 +151,11 @@ class CudaDevice : public Device {
       cudaFreeHost(q);
     });
   }
+  int64_t memory_in_use() const override {
+    size_t free = 0, total = 0;
+    OASIS_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return static_cast<int64_t>(total - free);
+  }
   Stream& foreground() override { return foreground_; }
   std::unique_ptr<Stream> make_background_stream() override { return std::make_unique<CudaStream>(index_, true, 0); }
 
