@@ -13,6 +13,8 @@
 namespace oasis::kernels {
 
 inline std::string to_string(Backend backend) { return backend == Backend::kCpu ? "Cpu" : "Cuda"; }
+// For INSTANTIATE_TEST_SUITE_P.
+inline std::string backend_name(const testing::TestParamInfo<Backend>& info) { return to_string(info.param); }
 inline void PrintTo(Backend backend, std::ostream* out) { *out << to_string(backend); }
 
 inline const Result<std::unique_ptr<Device>>& cuda_test_device() {
