@@ -23,7 +23,7 @@ TEST_P(Gather, CopiesEveryRunAndNothingElse) {
       if (GetParam() == Backend::kCuda && bytes % 16 != 0) continue;  // it copies vectors
       for (int64_t count : {0, 1, 5, 90}) {
         const int64_t stride = bytes + 16;
-        std::vector<std::byte> from(static_cast<size_t>(count * stride)), to(from.size(), std::byte{0xee});
+        std::vector<std::byte> from(static_cast<size_t>(count * stride + 16)), to(from.size(), std::byte{0xee});
         for (auto& b : from) b = static_cast<std::byte>(random());
         std::vector<int64_t> place(static_cast<size_t>(count));
         std::iota(place.begin(), place.end(), 0);
