@@ -204,7 +204,8 @@ INSTANTIATE_TEST_SUITE_P(
                                      Case{.block_size = 32, .d = 128}, Case{.block_size = 64, .d = 20}, Case{.d = 256},
                                      Case{.gap = 48}, Case{.type = KvType::kFp8E4M3},
                                      Case{.type = KvType::kFp8E4M3, .d = 128, .beta = 1},
-                                     Case{.type = KvType::kFp8E4M3, .block_size = 32, .d = 96, .beta = 0})));
+                                     Case{.type = KvType::kFp8E4M3, .block_size = 32, .d = 96, .beta = 0})),
+    case_name);
 
 class SealBox : public OnBackend, public testing::WithParamInterface<Backend> {
  protected:
