@@ -42,7 +42,8 @@ TEST(EmbeddingOnCuda, AnIdOutsideTheVocabularyGivesNan) {
   const std::vector<float> table(4 * 8, 1.0f);
   std::vector<float> out(3 * 8);
   const int32_t ids[] = {4, 3, -1};
-  embedding_cuda(test_device(Backend::kCuda).foreground(), {{table.data(), DType::kF32, 4, 8}, ids, 3, out.data()});
+  kernels_for(Backend::kCuda)
+      .embedding(test_device(Backend::kCuda).foreground(), {{table.data(), DType::kF32, 4, 8}, ids, 3, out.data()});
   for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / 8 != 1) << i;
 }
 

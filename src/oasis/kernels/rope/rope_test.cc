@@ -46,8 +46,8 @@ class RopeTest : public testing::TestWithParam<Backend> {
   }
   static void run(const RopeParams& p) { kernels_for(GetParam()).rope(test_device(GetParam(), 2).foreground(), p); }
 };
-using RopeTable = RopeTest;
-using Rope = RopeTest;
+class RopeTable : public RopeTest {};
+class Rope : public RopeTest {};
 
 TEST_P(RopeTable, IsExactToAFloatAtLargePositions) {
   for (const Case& c : cases()) {
@@ -124,7 +124,8 @@ TEST_P(Rope, OfHalfSplitHeadsMayWriteOverItsInput) {
   EXPECT_EQ(x, apart);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, RopeTest, testing::Values(Backend::kCpu, Backend::kCuda), backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, RopeTable, testing::Values(Backend::kCpu, Backend::kCuda), backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Rope, testing::Values(Backend::kCpu, Backend::kCuda), backend_name);
 
 }  // namespace
 }  // namespace oasis::kernels

@@ -5,7 +5,7 @@
 namespace oasis::kernels {
 namespace {
 
-TEST(NoCuda, ABuildWithoutCudaSaysSoAndHowToGetIt) {
+TEST(Backends, ABuildWithoutCudaSaysSoAndHowToGetIt) {
   if (cuda_kernels()) GTEST_SKIP() << "this build has CUDA";
   const Status status = make_cuda_device(3).status();
   ASSERT_EQ(status.code(), StatusCode::kUnsupported);
