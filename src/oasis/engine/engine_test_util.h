@@ -58,8 +58,9 @@ inline std::vector<int32_t> repetitive_tokens(std::mt19937& random, int64_t n, u
 }
 
 inline std::unique_ptr<Engine> make_engine(const EngineConfig& config,
-                                           const model::Checkpoint& checkpoint = tiny_model()) {
-  auto engine = Engine::create(device(), checkpoint, nullptr, config);
+                                           const model::Checkpoint& checkpoint = tiny_model(),
+                                           Device& where = device()) {
+  auto engine = Engine::create(where, checkpoint, nullptr, config);
   OASIS_CHECK(engine.ok(), "{}", engine.status().message());
   return std::move(*engine);
 }

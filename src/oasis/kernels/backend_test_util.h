@@ -7,12 +7,19 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 
 #include "oasis/kernels/kernels.h"
 
 namespace oasis::kernels {
 
 inline std::string to_string(Backend backend) { return backend == Backend::kCpu ? "Cpu" : "Cuda"; }
+// Names for INSTANTIATE_TEST_SUITE_P, of a backend and of a tuple that begins with one: --gtest_filter='*Cuda*' finds
+// the GPU's tests.
+inline std::string backend_name(const testing::TestParamInfo<Backend>& info) { return to_string(info.param); }
+inline constexpr auto case_name = [](const auto& info) {
+  return to_string(std::get<0>(info.param)) + "_" + std::to_string(info.index);
+};
 inline void PrintTo(Backend backend, std::ostream* out) { *out << to_string(backend); }
 
 inline const Result<std::unique_ptr<Device>>& cuda_test_device() {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "oasis/kernels/append/append_ref.h"
+#include "oasis/kernels/backend_test_util.h"
 
 namespace oasis::kernels {
 namespace {
@@ -27,8 +28,11 @@ std::vector<Case> cases() {
           {"many rows", 64, 128, 8, many}};
 }
 
-TEST(Append, WritesOneTokenOfOneSlotAHeadAndNothingElse) {
-  auto device = make_cpu_device(2);
+class Append : public testing::TestWithParam<Backend> {};
+
+TEST_P(Append, WritesOneTokenOfOneSlotAHeadAndNothingElse) {
+  OASIS_SKIP_WITHOUT(GetParam());
+  Device& device = test_device(GetParam(), 2);
   for (const Case& c : cases()) {
     SCOPED_TRACE(c.name);
     const auto rows = static_cast<int64_t>(c.positions.size());
@@ -60,13 +64,17 @@ TEST(Append, WritesOneTokenOfOneSlotAHeadAndNothingElse) {
     p.k = k.data();
     p.v = v.data();
     std::vector<std::byte> got(pages * p.pool.page_stride, std::byte{0xee}), want = got;
-    p.pool.base = got.data();
-    append_cpu(device->foreground(), p);
+    const Buffer pool = copy_to(device, got.data(), got.size());
+    p.pool.base = pool.data();
+    kernels_for(GetParam()).append(device.foreground(), p);
+    device.foreground().copy(got.data(), pool.data(), got.size());
     p.pool.base = want.data();
     append_ref(p);
     EXPECT_EQ(got, want);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, Append, testing::Values(Backend::kCpu, Backend::kCuda), backend_name);
 
 }  // namespace
 }  // namespace oasis::kernels

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "oasis/base/numeric.h"
+#include "oasis/kernels/backend_test_util.h"
 #include "oasis/kernels/cpu_features.h"
 #include "oasis/kernels/matmul/matmul_ref.h"
 
@@ -20,8 +21,9 @@ constexpr DType kTypes[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ4
                             DType::kQ8_0, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K};
 
 // The levels that this machine has.
-std::vector<CpuLevel> levels() {
+std::vector<CpuLevel> levels(Backend backend = Backend::kCpu) {
   std::vector<CpuLevel> out;
+  if (backend == Backend::kCuda) return {CpuLevel::kPortable};
   const CpuLevel before = cpu_level();
   for (CpuLevel level : {CpuLevel::kPortable, CpuLevel::kAvx2, CpuLevel::kAvx512}) {
     set_cpu_level(level);
@@ -69,6 +71,7 @@ struct Case {
   int64_t rows, cols;
   std::vector<int64_t> parts;  // features of each
   bool accumulate = false;
+  Backend backend = Backend::kCpu;
 };
 
 void PrintTo(const Case& c, std::ostream* os) {
@@ -93,7 +96,6 @@ constexpr float kUntouched = -12345.f;
 
 // y of every part, [rows, features + 3], columns 0 .. features - 1 preset where they are added to.
 std::vector<std::vector<float>> run(const Case& c, const Inputs& in, int threads) {
-  const auto device = make_cpu_device(threads);
   std::vector<std::vector<float>> y;
   std::vector<MatmulPart> parts;
   for (int64_t features : c.parts) y.emplace_back(c.rows * (features + 3), kUntouched);
@@ -102,17 +104,18 @@ std::vector<std::vector<float>> run(const Case& c, const Inputs& in, int threads
       if (j % (c.parts[i] + 3) < c.parts[i]) y[i][j] = static_cast<float>(j % 7);
     parts.push_back({in.views[i], y[i].data(), c.parts[i] + 3});
   }
-  matmul_cpu(device->foreground(), {.x = in.x.data(),
-                                    .x_stride = c.cols + 5,
-                                    .rows = c.rows,
-                                    .cols = c.cols,
-                                    .parts = parts,
-                                    .accumulate = c.accumulate});
+  kernels_for(c.backend).matmul(test_device(c.backend, threads).foreground(), {.x = in.x.data(),
+                                                                               .x_stride = c.cols + 5,
+                                                                               .rows = c.rows,
+                                                                               .cols = c.cols,
+                                                                               .parts = parts,
+                                                                               .accumulate = c.accumulate});
   return y;
 }
 
 ActivationsRef activations(const Case& c, CpuLevel level) {
   if (c.type == DType::kF32) return ActivationsRef::kExact;
+  if (c.backend == Backend::kCuda) return ActivationsRef::kBf16;
   if (level == CpuLevel::kPortable) return ActivationsRef::kExact;
   if (c.rows > 64) return level == CpuLevel::kAvx512 ? ActivationsRef::kBf16 : ActivationsRef::kExact;
   if (c.type == DType::kBF16) return level == CpuLevel::kAvx512 ? ActivationsRef::kBf16 : ActivationsRef::kExact;
@@ -122,13 +125,14 @@ ActivationsRef activations(const Case& c, CpuLevel level) {
 
 class Matmul : public testing::TestWithParam<Case> {
  protected:
+  void SetUp() override { OASIS_SKIP_WITHOUT(GetParam().backend); }
   void TearDown() override { set_cpu_level(CpuLevel::kAvx512); }
 };
 
 TEST_P(Matmul, IsAsCloseToFp64AsTheActivationsBitsAllow) {
   const Case& c = GetParam();
   const Inputs in(c);
-  for (CpuLevel level : levels()) {
+  for (CpuLevel level : levels(c.backend)) {
     set_cpu_level(level);
     const auto y = run(c, in, 2);
     const bool bf16_tiles = level == CpuLevel::kAvx512 && c.rows > 64 && c.type != DType::kF32;
@@ -160,7 +164,7 @@ TEST_P(Matmul, IsAsCloseToFp64AsTheActivationsBitsAllow) {
 
 TEST_P(Matmul, DoesNotDependOnTheNumberOfThreads) {
   const Inputs in(GetParam());
-  for (CpuLevel level : levels()) {
+  for (CpuLevel level : levels(GetParam().backend)) {
     set_cpu_level(level);
     EXPECT_EQ(run(GetParam(), in, 1), run(GetParam(), in, 3)) << "level " << static_cast<int>(level);
   }
@@ -180,6 +184,14 @@ std::vector<Case> cases() {
     out.push_back({type, 7, 4096 + (block == 1 ? 33 : block == 32 ? 3 * 32 : 256), {3}, false});
     out.push_back({type, 65, 4096 + (block == 1 ? 33 : block == 32 ? 3 * 32 : 256), {3}, true});
   }
+  // The GPU's: what models are unpacked to.
+  for (DType type : {DType::kBF16, DType::kF32}) {
+    for (int64_t rows : {1, 2, 3, 8, 9, 64, 130}) out.push_back({type, rows, 72, {37}, false, Backend::kCuda});
+    for (int64_t rows : {1, 6, 70}) out.push_back({type, rows, 576, {192, 1, 64}, true, Backend::kCuda});
+    for (int64_t rows : {1, 2, 5, 33}) out.push_back({type, rows, 4096 + 8, {48}, false, Backend::kCuda});
+    out.push_back({type, 300, 64, {576}, false, Backend::kCuda});
+    out.push_back({type, 2, 8, {5}, false, Backend::kCuda});
+  }
   out.push_back({DType::kQ8_0, 1, 64, {1500}, false});
   out.push_back({DType::kQ4_1, 1100, 64, {33}, false});  // more rows than are packed at a time
   return out;
@@ -187,7 +199,8 @@ std::vector<Case> cases() {
 
 std::string name(const testing::TestParamInfo<Case>& i) {
   const Case& c = i.param;
-  std::string out = fmt::format("{}_{}x{}{}", info(c.type).name, c.rows, c.cols, c.accumulate ? "_added" : "");
+  std::string out = c.backend == Backend::kCuda ? "Cuda_" : "";
+  out += fmt::format("{}_{}x{}{}", info(c.type).name, c.rows, c.cols, c.accumulate ? "_added" : "");
   for (int64_t p : c.parts) out += fmt::format("_{}", p);
   return out;
 }

@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "oasis/kernels/backend_test_util.h"
 #include "oasis/kernels/norm/norm_ref.h"
 
 namespace oasis::kernels {
@@ -24,8 +25,17 @@ std::vector<float> normal_floats(size_t n, uint32_t seed) {
   return x;
 }
 
-TEST(RmsNorm, EqualsItsDefinitionInFp64) {
-  auto device = make_cpu_device(2);
+class RmsNorm : public testing::TestWithParam<Backend> {
+ protected:
+  void SetUp() override { OASIS_SKIP_WITHOUT(GetParam()); }
+  static void run(const RmsNormParams& p) {
+    kernels_for(GetParam()).rms_norm(test_device(GetParam(), 2).foreground(), p);
+  }
+};
+
+TEST_P(RmsNorm, EqualsItsDefinitionInFp64) {
+  // The GPU's reciprocal square root is off by up to two units in the last place.
+  const double tolerance = GetParam() == Backend::kCuda ? 1e-6 : 4e-7;
   for (const Case& c : kCases) {
     SCOPED_TRACE(testing::Message() << c.rows << " x " << c.cols);
     const int64_t stride = c.cols + c.padding;
@@ -39,15 +49,14 @@ TEST(RmsNorm, EqualsItsDefinitionInFp64) {
                     .y_stride = stride,
                     .rows = c.rows,
                     .cols = c.cols};
-    rms_norm_cpu(device->foreground(), p);
+    run(p);
     p.y = want.data();
     rms_norm_ref(p);
-    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 4e-7 * std::abs(want[i])) << i;
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], tolerance * std::abs(want[i])) << i;
   }
 }
 
-TEST(RmsNorm, MayWriteOverItsInput) {
-  auto device = make_cpu_device(1);
+TEST_P(RmsNorm, MayWriteOverItsInput) {
   std::vector<float> x = normal_floats(3 * 100, 1), apart(x.size());
   const std::vector<float> weight = normal_floats(100, 2);
   RmsNormParams p{.x = x.data(),
@@ -58,26 +67,27 @@ TEST(RmsNorm, MayWriteOverItsInput) {
                   .y_stride = 100,
                   .rows = 3,
                   .cols = 100};
-  rms_norm_cpu(device->foreground(), p);
+  run(p);
   p.y = x.data();
-  rms_norm_cpu(device->foreground(), p);
+  run(p);
   EXPECT_EQ(x, apart);
 }
 
-TEST(RmsNorm, OfZerosIsZero) {
-  auto device = make_cpu_device(1);
+TEST_P(RmsNorm, OfZerosIsZero) {
   std::vector<float> x(64, 0.0f), y(64, 1.0f);
   const std::vector<float> weight(64, 2.0f);
-  rms_norm_cpu(device->foreground(), {.x = x.data(),
-                                      .x_stride = 64,
-                                      .weight = weight.data(),
-                                      .eps = 1e-5f,
-                                      .y = y.data(),
-                                      .y_stride = 64,
-                                      .rows = 1,
-                                      .cols = 64});
+  run({.x = x.data(),
+       .x_stride = 64,
+       .weight = weight.data(),
+       .eps = 1e-5f,
+       .y = y.data(),
+       .y_stride = 64,
+       .rows = 1,
+       .cols = 64});
   EXPECT_EQ(y, x);
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, RmsNorm, testing::Values(Backend::kCpu, Backend::kCuda), backend_name);
 
 }  // namespace
 }  // namespace oasis::kernels

@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "oasis/kernels/backend_test_util.h"
 #include "oasis/kernels/cpu_features.h"
 #include "oasis/kernels/prefill_attention/prefill_attention_ref.h"
 
@@ -58,13 +59,11 @@ class Problem {
 
   // [rows, heads * head_dim]
   std::vector<float> result(int threads) {
-    auto device = make_cpu_device(threads);
-    prefill_attention_cpu(device->foreground(), params);
+    kernels_for(backend).prefill_attention(test_device(backend, threads).foreground(), params);
     return rows_of(out);
   }
   // Of the prompt's rows in chunks of `chunk`.
   std::vector<float> result_in_chunks(int64_t chunk, int threads) {
-    auto device = make_cpu_device(threads);
     std::fill(out.begin(), out.end(), std::numeric_limits<float>::quiet_NaN());
     for (int64_t first = 0; first < params.rows; first += chunk) {
       PrefillAttentionParams part = params;
@@ -72,7 +71,7 @@ class Problem {
       part.out += first * params.out_stride;
       part.first_position += first;
       part.rows = std::min(chunk, params.rows - first);
-      prefill_attention_cpu(device->foreground(), part);
+      kernels_for(backend).prefill_attention(test_device(backend, threads).foreground(), part);
     }
     return rows_of(out);
   }
@@ -91,27 +90,42 @@ class Problem {
     return rows;
   }
 
+  static inline Backend backend = Backend::kCpu;  // that all results come from
+
   PrefillAttentionParams params;
   std::vector<bf16> k, v;
   std::vector<float> q, out;
 };
 
-class PrefillAttentionAtLevel : public testing::TestWithParam<CpuLevel> {
+// What computes: the GPU, or the CPU with an instruction set.
+struct Target {
+  Backend backend;
+  CpuLevel level = CpuLevel::kPortable;
+};
+
+class PrefillAttentionOn : public testing::TestWithParam<Target> {
  protected:
   void SetUp() override {
     before_ = cpu_level();
-    set_cpu_level(GetParam());
-    if (cpu_level() != GetParam()) GTEST_SKIP() << "this processor lacks the level";
+    OASIS_SKIP_WITHOUT(GetParam().backend);
+    Problem::backend = GetParam().backend;
+    if (Problem::backend == Backend::kCuda) return;
+    set_cpu_level(GetParam().level);
+    if (cpu_level() != GetParam().level) GTEST_SKIP() << "this processor lacks the level";
   }
-  void TearDown() override { set_cpu_level(before_); }
+  void TearDown() override {
+    set_cpu_level(before_);
+    Problem::backend = Backend::kCpu;
+  }
 
  private:
   CpuLevel before_;
 };
 
-TEST_P(PrefillAttentionAtLevel, EqualsCausalAttentionInFp64) {
-  // The test's queries are bf16. AVX-512 scales and rounds them again, and rounds the weights, to bf16.
-  const double tolerance = GetParam() == CpuLevel::kAvx512 ? 1.5e-2 : 1e-5;
+TEST_P(PrefillAttentionOn, EqualsCausalAttentionInFp64) {
+  // The test's queries are bf16. AVX-512 scales and rounds them again; both it and the GPU round the weights to bf16.
+  const bool rounds = GetParam().backend == Backend::kCuda || GetParam().level == CpuLevel::kAvx512;
+  const double tolerance = rounds ? 1.5e-2 : 1e-5;
   for (const Case& c : kCases) {
     SCOPED_TRACE(testing::Message() << c.rows << " rows at " << c.first_position << ", head_dim " << c.head_dim);
     Problem problem(c);
@@ -125,15 +139,23 @@ TEST_P(PrefillAttentionAtLevel, EqualsCausalAttentionInFp64) {
   }
 }
 
-TEST_P(PrefillAttentionAtLevel, DoesNotDependOnChunksOrThreads) {
+TEST_P(PrefillAttentionOn, DoesNotDependOnChunksOrThreads) {
   Problem problem({90, 275, 2, 3, 64});
   const std::vector<float> whole = problem.result(1);
   EXPECT_EQ(problem.result(3), whole);
   for (int64_t chunk : {1, 16, 31, 100, 256}) EXPECT_EQ(problem.result_in_chunks(chunk, 2), whole) << chunk;
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels, PrefillAttentionAtLevel,
-                         testing::Values(CpuLevel::kPortable, CpuLevel::kAvx2, CpuLevel::kAvx512));
+std::string name_of(const testing::TestParamInfo<Target>& target) {
+  constexpr const char* kLevels[] = {"Portable", "Avx2", "Avx512"};
+  return target.param.backend == Backend::kCuda ? "Cuda" : kLevels[static_cast<int>(target.param.level)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, PrefillAttentionOn,
+                         testing::Values(Target{Backend::kCpu, CpuLevel::kPortable},
+                                         Target{Backend::kCpu, CpuLevel::kAvx2},
+                                         Target{Backend::kCpu, CpuLevel::kAvx512}, Target{Backend::kCuda}),
+                         name_of);
 
 }  // namespace
 }  // namespace oasis::kernels

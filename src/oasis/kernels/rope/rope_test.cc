@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "oasis/kernels/backend_test_util.h"
 #include "oasis/kernels/rope/rope_ref.h"
 
 namespace oasis::kernels {
@@ -37,8 +38,18 @@ std::vector<Case> cases() {
           {256, 1, {9}}};
 }
 
-TEST(RopeTable, IsExactToAFloatAtLargePositions) {
-  auto device = make_cpu_device(2);
+class RopeTest : public testing::TestWithParam<Backend> {
+ protected:
+  void SetUp() override { OASIS_SKIP_WITHOUT(GetParam()); }
+  static void table_of(const RopeTableParams& p) {
+    kernels_for(GetParam()).rope_table(test_device(GetParam(), 2).foreground(), p);
+  }
+  static void run(const RopeParams& p) { kernels_for(GetParam()).rope(test_device(GetParam(), 2).foreground(), p); }
+};
+class RopeTable : public RopeTest {};
+class Rope : public RopeTest {};
+
+TEST_P(RopeTable, IsExactToAFloatAtLargePositions) {
   for (const Case& c : cases()) {
     const std::vector<double> f = frequencies(c.head_dim, 1e5);
     const auto rows = static_cast<int64_t>(c.positions.size());
@@ -49,37 +60,34 @@ TEST(RopeTable, IsExactToAFloatAtLargePositions) {
                       .rows = rows,
                       .head_dim = c.head_dim,
                       .cos_sin = got.data()};
-    rope_table_cpu(device->foreground(), p);
+    table_of(p);
     p.cos_sin = want.data();
     rope_table_ref(p);
     for (size_t i = 0; i < got.size(); ++i) ASSERT_FLOAT_EQ(got[i], want[i]) << i;
   }
 }
 
-TEST(RopeTable, TreatsAMaskedRowAsPositionZero) {
-  auto device = make_cpu_device(1);
+TEST_P(RopeTable, TreatsAMaskedRowAsPositionZero) {
   const std::vector<double> f = frequencies(64, 1e4);
   const int32_t position = -1;
   std::vector<float> table(64, 9.0f);
-  rope_table_cpu(device->foreground(),
-                 {.frequencies = f.data(), .positions = &position, .rows = 1, .head_dim = 64, .cos_sin = table.data()});
+  table_of({.frequencies = f.data(), .positions = &position, .rows = 1, .head_dim = 64, .cos_sin = table.data()});
   EXPECT_EQ(std::vector<float>(table.begin(), table.begin() + 32), std::vector<float>(32, 1.0f));
   EXPECT_EQ(std::vector<float>(table.begin() + 32, table.end()), std::vector<float>(32, 0.0f));
 }
 
-TEST(Rope, TurnsPairsOfBothOrdersIntoHalfSplitHeads) {
-  auto device = make_cpu_device(2);
+TEST_P(Rope, TurnsPairsOfBothOrdersIntoHalfSplitHeads) {
   for (const Case& c : cases()) {
     for (bool interleaved : {false, true}) {
       const auto rows = static_cast<int64_t>(c.positions.size());
       const int64_t x_stride = c.heads * c.head_dim + 4, y_stride = c.heads * c.head_dim + 2;
       const std::vector<double> f = frequencies(c.head_dim, 1e4);
       std::vector<float> table(rows * c.head_dim);
-      rope_table_cpu(device->foreground(), {.frequencies = f.data(),
-                                            .positions = c.positions.data(),
-                                            .rows = rows,
-                                            .head_dim = c.head_dim,
-                                            .cos_sin = table.data()});
+      table_of({.frequencies = f.data(),
+                .positions = c.positions.data(),
+                .rows = rows,
+                .head_dim = c.head_dim,
+                .cos_sin = table.data()});
       const std::vector<float> x = normal_floats(rows * x_stride, 3);
       std::vector<float> got(rows * y_stride, 5.0f), want = got;
       RopeParams p{.x = x.data(),
@@ -91,7 +99,7 @@ TEST(Rope, TurnsPairsOfBothOrdersIntoHalfSplitHeads) {
                    .rows = rows,
                    .heads = c.heads,
                    .head_dim = c.head_dim};
-      rope_cpu(device->foreground(), p);
+      run(p);
       p.y = want.data();
       rope_ref(p);
       for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-6) << c.head_dim << " element " << i;
@@ -99,8 +107,7 @@ TEST(Rope, TurnsPairsOfBothOrdersIntoHalfSplitHeads) {
   }
 }
 
-TEST(Rope, OfHalfSplitHeadsMayWriteOverItsInput) {
-  auto device = make_cpu_device(1);
+TEST_P(Rope, OfHalfSplitHeadsMayWriteOverItsInput) {
   std::vector<float> x = normal_floats(2 * 128, 4), apart(x.size());
   const std::vector<float> table = normal_floats(2 * 64, 5);
   RopeParams p{.x = x.data(),
@@ -111,11 +118,14 @@ TEST(Rope, OfHalfSplitHeadsMayWriteOverItsInput) {
                .rows = 2,
                .heads = 2,
                .head_dim = 64};
-  rope_cpu(device->foreground(), p);
+  run(p);
   p.y = x.data();
-  rope_cpu(device->foreground(), p);
+  run(p);
   EXPECT_EQ(x, apart);
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, RopeTable, testing::Values(Backend::kCpu, Backend::kCuda), backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Rope, testing::Values(Backend::kCpu, Backend::kCuda), backend_name);
 
 }  // namespace
 }  // namespace oasis::kernels

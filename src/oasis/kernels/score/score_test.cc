@@ -211,7 +211,8 @@ INSTANTIATE_TEST_SUITE_P(
             Case{.d = 128, .kv_heads = 8, .rows = {2, 1}, .candidates = {1000, 37}, .padding = 0},
             Case{.type = KvType::kFp8E4M3, .d = 128, .kv_heads = 8, .rows = {6}, .candidates = {1000}, .padding = 0},
             Case{.d = 256, .rows = {5}, .padding = 0},
-            Case{.type = KvType::kFp8E4M3, .d = 256, .rows = {5}, .padding = 0})));
+            Case{.type = KvType::kFp8E4M3, .d = 256, .rows = {5}, .padding = 0})),
+    case_name);
 
 class ScoreFp8 : public testing::TestWithParam<Backend> {};
 
@@ -257,7 +258,7 @@ TEST_P(ScoreFp8, ReadsAllFiniteValuesExactly) {
   set_cpu_level(CpuLevel::kAvx512);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, ScoreFp8, testing::Values(Backend::kCpu, Backend::kCuda));
+INSTANTIATE_TEST_SUITE_P(Backends, ScoreFp8, testing::Values(Backend::kCpu, Backend::kCuda), backend_name);
 
 }  // namespace
 }  // namespace oasis::kernels

@@ -6,9 +6,11 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "oasis/base/numeric.h"
+#include "oasis/kernels/backend_test_util.h"
 #include "oasis/kernels/seal/seal_ref.h"
 
 namespace oasis::kernels {
@@ -26,6 +28,8 @@ struct Case {
 
 // A pool of random bf16 keys and values, with summaries and homes to be written.
 struct Inputs {
+  static inline Backend backend = Backend::kCpu;  // that seals
+
   Case c;
   int64_t row, slot, summary_bytes;
   std::vector<std::byte> pool, summaries;
@@ -66,18 +70,37 @@ struct Inputs {
     return {
         .base = summaries.data(), .page_stride = kHeads * summary_bytes, .head_stride = summary_bytes, .type = c.type};
   }
+  // What is written may lie in any memory of the device; the homes in memory that host and device share.
   void seal(int threads = 1) {
-    seal_cpu(make_cpu_device(threads)->foreground(), {.pool = view(),
-                                                      .block_size = c.block_size,
-                                                      .head_dim = c.d,
-                                                      .kv_heads = kHeads,
-                                                      .beta = c.beta,
-                                                      .entries = 2,
-                                                      .pages = pages.data(),
-                                                      .summaries = summary_view(),
-                                                      .summary_pages = summary_pages.data(),
-                                                      .homes = home_of.data(),
-                                                      .home_head_stride = home_stride()});
+    Device& device = test_device(backend, threads);
+    Stream& stream = device.foreground();
+    const Buffer on_device = copy_to(device, pool.data(), pool.size());
+    const Buffer boxes = copy_to(device, summaries.data(), summaries.size());
+    std::vector<Buffer> pinned;
+    std::vector<std::byte*> to;
+    for (size_t i = 0; i < homes.size(); ++i) {
+      pinned.push_back(std::move(device.allocate_pinned(homes[i].size())).value());
+      std::copy(homes[i].begin(), homes[i].end(), pinned[i].data());
+      to.push_back(home_of[i] ? pinned[i].data() : nullptr);
+    }
+    PoolView from = view();
+    from.base = on_device.data();
+    SummaryView rows = summary_view();
+    rows.base = boxes.data();
+    kernels_for(backend).seal(stream, {.pool = from,
+                                       .block_size = c.block_size,
+                                       .head_dim = c.d,
+                                       .kv_heads = kHeads,
+                                       .beta = c.beta,
+                                       .entries = 2,
+                                       .pages = pages.data(),
+                                       .summaries = rows,
+                                       .summary_pages = summary_pages.data(),
+                                       .homes = to.data(),
+                                       .home_head_stride = home_stride()});
+    stream.copy(summaries.data(), boxes.data(), summaries.size());
+    stream.synchronize();
+    for (size_t i = 0; i < homes.size(); ++i) std::copy_n(pinned[i].data(), homes[i].size(), homes[i].data());
   }
   bf16 element(int64_t page, int64_t head, int64_t token, int64_t i, bool value = false) {
     bf16 x;
@@ -108,11 +131,27 @@ struct Inputs {
   }
 };
 
-class Seal : public testing::TestWithParam<Case> {};
+class OnBackend : public testing::Test {
+ protected:
+  void use(Backend backend) {
+    Inputs::backend = backend;
+    OASIS_SKIP_WITHOUT(backend);
+  }
+  void TearDown() override { Inputs::backend = Backend::kCpu; }
+};
+
+class Seal : public OnBackend, public testing::WithParamInterface<std::tuple<Backend, Case>> {
+ protected:
+  void SetUp() override {
+    use(std::get<0>(GetParam()));
+    if (Inputs::backend == Backend::kCuda && which().d % 8 != 0) GTEST_SKIP() << "the GPU copies vectors of 16 bytes";
+  }
+  static const Case& which() { return std::get<1>(GetParam()); }
+};
 
 TEST_P(Seal, SummaryIsTheShrunkBoxWithinARounding) {
   for (int threads : {1, 3}) {
-    Inputs s(GetParam());
+    Inputs s(which());
     s.seal(threads);
     for (int64_t entry = 0; entry < 2; ++entry) {
       for (int64_t head = 0; head < kHeads; ++head) {
@@ -136,7 +175,7 @@ TEST_P(Seal, SummaryIsTheShrunkBoxWithinARounding) {
 }
 
 TEST_P(Seal, HomeHoldsKThenVAndNothingElseIsWritten) {
-  Inputs s(GetParam());
+  Inputs s(which());
   s.seal();
   for (int64_t entry = 0; entry < 2; ++entry) {
     for (int64_t head = 0; head < kHeads; ++head) {
@@ -158,14 +197,22 @@ TEST_P(Seal, HomeHoldsKThenVAndNothingElseIsWritten) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, Seal,
-                         testing::Values(Case{}, Case{.d = 128, .beta = 1}, Case{.d = 80, .beta = 0},
-                                         Case{.block_size = 32, .d = 128}, Case{.block_size = 64, .d = 20},
-                                         Case{.gap = 48}, Case{.type = KvType::kFp8E4M3},
-                                         Case{.type = KvType::kFp8E4M3, .d = 128, .beta = 1},
-                                         Case{.type = KvType::kFp8E4M3, .block_size = 32, .d = 96, .beta = 0}));
+INSTANTIATE_TEST_SUITE_P(
+    Cases, Seal,
+    testing::Combine(testing::Values(Backend::kCpu, Backend::kCuda),
+                     testing::Values(Case{}, Case{.d = 128, .beta = 1}, Case{.d = 80, .beta = 0},
+                                     Case{.block_size = 32, .d = 128}, Case{.block_size = 64, .d = 20}, Case{.d = 256},
+                                     Case{.gap = 48}, Case{.type = KvType::kFp8E4M3},
+                                     Case{.type = KvType::kFp8E4M3, .d = 128, .beta = 1},
+                                     Case{.type = KvType::kFp8E4M3, .block_size = 32, .d = 96, .beta = 0})),
+    case_name);
 
-TEST(SealBox, OfBetaOneIsTheExactMinimumAndMaximum) {
+class SealBox : public OnBackend, public testing::WithParamInterface<Backend> {
+ protected:
+  void SetUp() override { use(GetParam()); }
+};
+
+TEST_P(SealBox, OfBetaOneIsTheExactMinimumAndMaximum) {
   for (float scale : {1e-30f, 3.0f, 1e30f}) {
     Inputs s({.beta = 1}, scale);
     s.seal();
@@ -176,21 +223,21 @@ TEST(SealBox, OfBetaOneIsTheExactMinimumAndMaximum) {
   }
 }
 
-TEST(SealBox, OfEqualKeysIsThatKey) {
+TEST_P(SealBox, OfEqualKeysIsThatKey) {
   Inputs s({});
   for (size_t i = 0; i < s.pool.size(); i += 2) s.pool[i] = std::byte{0x40}, s.pool[i + 1] = std::byte{0xc0};
   s.seal();
   for (int64_t which : {0, 1}) EXPECT_EQ(s.summary(0, 0, which, 5), -3.0f);
 }
 
-TEST(SealBox, OfZeroKeysIsZeroInFp8) {
+TEST_P(SealBox, OfZeroKeysIsZeroInFp8) {
   Inputs s({.type = KvType::kFp8E4M3});
   std::fill(s.pool.begin(), s.pool.end(), std::byte{0});
   s.seal();
   for (int64_t which : {0, 1}) EXPECT_EQ(s.summary(1, 2, which, 5), 0.0f);
 }
 
-TEST(SealBox, ANaNKeyShows) {
+TEST_P(SealBox, ANaNKeyShows) {
   for (KvType type : {KvType::kBf16, KvType::kFp8E4M3}) {
     for (int64_t token : {0, 7, 15}) {
       Inputs s({.type = type});
@@ -202,7 +249,7 @@ TEST(SealBox, ANaNKeyShows) {
   }
 }
 
-TEST(SealBox, NoSummaryAndNoHomeWhereNoneIsWanted) {
+TEST_P(SealBox, NoSummaryAndNoHomeWhereNoneIsWanted) {
   Inputs s({});
   s.summary_pages[0] = -1;
   s.home_of[1] = nullptr;
@@ -213,6 +260,8 @@ TEST(SealBox, NoSummaryAndNoHomeWhereNoneIsWanted) {
   EXPECT_NE(s.summary_view().rows(5, 0)[0], std::byte{0xee});
   EXPECT_NE(s.homes[0], before);
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, SealBox, testing::Values(Backend::kCpu, Backend::kCuda), backend_name);
 
 }  // namespace
 }  // namespace oasis::kernels

@@ -228,7 +228,8 @@ TEST_P(SelectSequences, DoWhatTheRulesSay) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Select, SelectSequences,
-                         testing::Combine(testing::Values(Backend::kCpu, Backend::kCuda), testing::Range(0u, 20u)));
+                         testing::Combine(testing::Values(Backend::kCpu, Backend::kCuda), testing::Range(0u, 20u)),
+                         case_name);
 
 class SelectManyItems : public testing::TestWithParam<Backend> {};
 
@@ -253,7 +254,7 @@ TEST_P(SelectManyItems, AreEachTheirOwnInOneCall) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, SelectManyItems, testing::Values(Backend::kCpu, Backend::kCuda));
+INSTANTIATE_TEST_SUITE_P(Backends, SelectManyItems, testing::Values(Backend::kCpu, Backend::kCuda), backend_name);
 
 }  // namespace
 }  // namespace oasis::kernels

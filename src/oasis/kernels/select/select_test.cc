@@ -250,8 +250,8 @@ TEST_P(SelectOneHead, ABlockSealedNowSurvivesTheDemandAndJoinsAtSelect) {
   EXPECT_TRUE(call_.admitted(0).empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, SelectOneHead, testing::Values(Backend::kCpu, Backend::kCuda));
-INSTANTIATE_TEST_SUITE_P(Backends, Select, testing::Values(Backend::kCpu, Backend::kCuda));
+INSTANTIATE_TEST_SUITE_P(Backends, SelectOneHead, testing::Values(Backend::kCpu, Backend::kCuda), backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Select, testing::Values(Backend::kCpu, Backend::kCuda), backend_name);
 
 class SelectDeath : public OneHead, public testing::Test {
  protected:

@@ -6,27 +6,39 @@
 #include <limits>
 #include <vector>
 
+#include "oasis/kernels/backend_test_util.h"
 #include "oasis/kernels/cpu_features.h"
 #include "oasis/kernels/swiglu/swiglu_ref.h"
 
 namespace oasis::kernels {
 namespace {
 
-class SwigluAtLevel : public testing::TestWithParam<CpuLevel> {
+// What computes: the GPU, or the CPU with an instruction set.
+struct Target {
+  Backend backend;
+  CpuLevel level = CpuLevel::kPortable;
+};
+
+class SwigluOn : public testing::TestWithParam<Target> {
  protected:
   void SetUp() override {
     before_ = cpu_level();
-    set_cpu_level(GetParam());
-    if (cpu_level() != GetParam()) GTEST_SKIP() << "this processor lacks the level";
+    OASIS_SKIP_WITHOUT(GetParam().backend);
+    if (GetParam().backend == Backend::kCuda) return;
+    set_cpu_level(GetParam().level);
+    if (cpu_level() != GetParam().level) GTEST_SKIP() << "this processor lacks the level";
   }
   void TearDown() override { set_cpu_level(before_); }
+  static void run(const SwigluParams& p) {
+    const Backend backend = GetParam().backend;
+    kernels_for(backend).swiglu(test_device(backend, 2).foreground(), p);
+  }
 
  private:
   CpuLevel before_;
 };
 
-TEST_P(SwigluAtLevel, IsWithinTwoMillionthsOfFp64Within20OfZero) {
-  auto device = make_cpu_device(2);
+TEST_P(SwigluOn, IsWithinTwoMillionthsOfFp64Within20OfZero) {
   for (int64_t count : {1, 7, 8, 1536, 3072, 50001}) {
     std::vector<float> gate(count), up(count), got(count), want(count);
     for (int64_t i = 0; i < count; ++i) {
@@ -34,39 +46,45 @@ TEST_P(SwigluAtLevel, IsWithinTwoMillionthsOfFp64Within20OfZero) {
       up[i] = 1.5f - static_cast<float>(i % 7);
     }
     SwigluParams p{.gate = gate.data(), .up = up.data(), .y = got.data(), .count = count};
-    swiglu_cpu(device->foreground(), p);
+    run(p);
     p.y = want.data();
     swiglu_ref(p);
     for (int64_t i = 0; i < count; ++i) ASSERT_NEAR(got[i], want[i], 1.5e-6 * std::abs(want[i])) << "gate " << gate[i];
   }
 }
 
-TEST_P(SwigluAtLevel, StaysFiniteFarOutAndPassesNanOn) {
-  auto device = make_cpu_device(1);
+TEST_P(SwigluOn, StaysFiniteFarOutAndPassesNanOn) {
   const std::vector<float> gate{-3e38f, -1000, -90, 90, 1000, 3e38f, 0, std::numeric_limits<float>::quiet_NaN()};
   const std::vector<float> up(8, 1.0f);
   std::vector<float> y(8);
-  swiglu_cpu(device->foreground(), {.gate = gate.data(), .up = up.data(), .y = y.data(), .count = 8});
+  run({.gate = gate.data(), .up = up.data(), .y = y.data(), .count = 8});
   for (int i : {1, 2, 6}) EXPECT_NEAR(y[i], 0, 1e-34) << gate[i];
   for (int i : {3, 4, 5}) EXPECT_EQ(y[i], gate[i]);
   EXPECT_TRUE(std::isfinite(y[0]));
   EXPECT_TRUE(std::isnan(y[7]));
 }
 
-TEST_P(SwigluAtLevel, MayWriteOverItsGateOrItsUp) {
-  auto device = make_cpu_device(1);
+TEST_P(SwigluOn, MayWriteOverItsGateOrItsUp) {
   std::vector<float> gate(100), up(100), apart(100);
   for (int i = 0; i < 100; ++i) gate[i] = .1f * static_cast<float>(i) - 5, up[i] = static_cast<float>(i);
   std::vector<float> over_gate = gate, over_up = up;
-  swiglu_cpu(device->foreground(), {.gate = gate.data(), .up = up.data(), .y = apart.data(), .count = 100});
-  swiglu_cpu(device->foreground(), {.gate = over_gate.data(), .up = up.data(), .y = over_gate.data(), .count = 100});
-  swiglu_cpu(device->foreground(), {.gate = gate.data(), .up = over_up.data(), .y = over_up.data(), .count = 100});
+  run({.gate = gate.data(), .up = up.data(), .y = apart.data(), .count = 100});
+  run({.gate = over_gate.data(), .up = up.data(), .y = over_gate.data(), .count = 100});
+  run({.gate = gate.data(), .up = over_up.data(), .y = over_up.data(), .count = 100});
   EXPECT_EQ(over_gate, apart);
   EXPECT_EQ(over_up, apart);
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels, SwigluAtLevel,
-                         testing::Values(CpuLevel::kPortable, CpuLevel::kAvx2, CpuLevel::kAvx512));
+std::string name_of(const testing::TestParamInfo<Target>& target) {
+  constexpr const char* kLevels[] = {"Portable", "Avx2", "Avx512"};
+  return target.param.backend == Backend::kCuda ? "Cuda" : kLevels[static_cast<int>(target.param.level)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, SwigluOn,
+                         testing::Values(Target{Backend::kCpu, CpuLevel::kPortable},
+                                         Target{Backend::kCpu, CpuLevel::kAvx2},
+                                         Target{Backend::kCpu, CpuLevel::kAvx512}, Target{Backend::kCuda}),
+                         name_of);
 
 }  // namespace
 }  // namespace oasis::kernels

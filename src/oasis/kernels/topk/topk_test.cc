@@ -116,7 +116,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, TopK,
                          testing::Combine(testing::Values(Backend::kCpu, Backend::kCuda),
                                           testing::Values(Scores::kNormal, Scores::kFewValues, Scores::kAllEqual,
                                                           Scores::kAscending, Scores::kOneFarAway, Scores::kHostile,
-                                                          Scores::kAnyBits)));
+                                                          Scores::kAnyBits)),
+                         case_name);
 
 class TopKOrder : public testing::TestWithParam<Backend> {};
 
@@ -138,7 +139,7 @@ TEST_P(TopKOrder, ZerosOfBothSignsTieAndNaNComesLast) {
   EXPECT_EQ(std::vector<int32_t>(blocks, blocks + 6), (std::vector<int32_t>{1, 2, 3, 5, 4, 0}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, TopKOrder, testing::Values(Backend::kCpu, Backend::kCuda));
+INSTANTIATE_TEST_SUITE_P(Backends, TopKOrder, testing::Values(Backend::kCpu, Backend::kCuda), backend_name);
 
 }  // namespace
 }  // namespace oasis::kernels
