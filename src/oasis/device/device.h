@@ -68,7 +68,8 @@ class Device {
   virtual std::string name() const = 0;
   // Fails with the number of bytes asked for and what to do.
   virtual Result<Buffer> allocate(size_t bytes) = 0;
-  // Host memory that the device's kernels can read and write in place; on the CPU the same as allocate().
+  // Host memory that the device's kernels can read and write in place; on the CPU the same as allocate(). A GPU's is
+  // not zeroed: what is never touched costs no time.
   virtual Result<Buffer> allocate_pinned(size_t bytes) = 0;
   // Of a GPU's own memory: what is taken, by anyone. 0 on the CPU.
   virtual int64_t memory_in_use() const { return 0; }

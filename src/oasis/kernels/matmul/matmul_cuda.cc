@@ -53,6 +53,7 @@ struct Plan {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t w = nullptr, x = nullptr, y = nullptr;
   cublasLtMatmulAlgo_t algorithm{};
+  bool tuned = false;
 };
 
 // y^T [n, rows] = W [n, k] x^T [k, rows] in column-major words: W lies there as [k, n], transposed.
@@ -85,7 +86,11 @@ std::vector<cublasLtMatmulAlgo_t> algorithms(cublasLtHandle_t blas, const Plan& 
   OASIS_CHECK(found >= 1, "cuBLASLt knows no way to multiply {} rows by [{}, {}]", s.rows, s.n, s.k);
   cublasLtMatmulPreferenceDestroy(preference);
   std::vector<cublasLtMatmulAlgo_t> out;
-  for (int i = 0; i < found; ++i) out.push_back(results[static_cast<size_t>(i)].algo);
+  for (int i = 0; i < found; ++i) {
+    const cublasLtMatmulHeuristicResult_t& r = results[static_cast<size_t>(i)];
+    if (r.state == CUBLAS_STATUS_SUCCESS) out.push_back(r.algo);
+  }
+  OASIS_CHECK(!out.empty(), "cuBLASLt cannot multiply {} rows by [{}, {}] here", s.rows, s.n, s.k);
   return out;
 }
 
@@ -145,9 +150,13 @@ const Plan& plan_for(cuda::CudaStream& s, const Shape& shape, const void* x, con
   if (it == plans.end()) {
     it = plans.emplace(key, describe(shape)).first;
     it->second.algorithm = algorithms(s.blas(), it->second, shape, 1)[0];
-    if (x && !s.capturing()) tune(s, it->second, shape, x, w, workspace);
   }
-  return it->second;
+  Plan& plan = it->second;
+  if (x && !plan.tuned && !s.capturing()) {
+    tune(s, plan, shape, x, w, workspace);
+    plan.tuned = true;
+  }
+  return plan;
 }
 
 }  // namespace

@@ -73,6 +73,7 @@ class DeviceCore : public Mirror {
   }
   void copy_state(int32_t sequence, bool up);
   void upload_tables(int32_t sequence);
+  void recover(const kernels::StepFlags& now);
   void measure(cuda::CudaStream& stream, const StepKind& kind, int layer, const float* q);
   void fill_item(const StepSequence& st, kernels::StepItem& item);
 
@@ -109,6 +110,7 @@ class DeviceCore : public Mirror {
   kernels::StepFlags last_;  // as of the last end()
   // In pinned_, beside the upload's source.
   kernels::StepFlags* flags_home_ = nullptr;
+  int64_t* budget_home_ = nullptr;
   std::vector<kv::PartKey> writing_;
 };
 
