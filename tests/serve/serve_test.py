@@ -625,6 +625,35 @@ class Preemption(ServeTest):
             self.assertEqual(large.complete(prompt=prompt, **fields)["choices"], answer["choices"])
 
 
+class WorkingSet(ServeTest):
+    FLAGS = ["--context", 1024, "--max-sequences", 2, "--attention", "sparse", "--top-k-blocks", 16, "--draft", "ngram",
+             "--accept-drafts"]
+
+    def test_a_sparse_sequence_shows_what_moves(self):
+        text = self.server.post("/tokenize", {"prompt": "The cat sat on the mat and the dog lay by the door. " * 60})
+        body = {"prompt": text[1]["tokens"][:780], "max_tokens": 200, "ignore_eos": True}
+        connection, answer = self.server.open_stream("/v1/completions", body)
+        with contextlib.closing(connection):
+            stream = events(answer)
+            next(stream)
+            running = lambda s: s["sequences"] and s["sequences"][0]["state"] == "running"
+            while not running(state := self.server.get("/state")[1]):
+                time.sleep(0.01)
+            last = list(stream)[-2]
+        self.assertEqual(last["choices"][0]["finish_reason"], "length")
+        sequence = state["sequences"][0]
+        self.assertTrue(sequence["sparse"])
+        self.assertGreater(sequence["total_blocks"], sequence["resident_blocks"])
+        metrics = self.idle()
+        self.assertGreater(metrics["oasis_prefetch_hits_total"], 0)
+        self.assertGreater(metrics["oasis_fetched_bytes_total"], 0)
+        self.assertGreater(metrics["oasis_agreement_ratio"], 0)
+        usage = self.server.complete(**body)["usage"]
+        accepted = usage["completion_tokens_details"]["accepted_prediction_tokens"]
+        self.assertGreater(accepted, 0)
+        self.assertLess(accepted, usage["completion_tokens"])
+
+
 class OpenAiClient(ServeTest):
     def setUp(self):
         try:

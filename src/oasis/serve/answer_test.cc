@@ -44,8 +44,10 @@ TEST(Answer, AWholeCompletionHasTextUsageAndReason) {
   GenerateRequest r{.prompts = {{0, 1, 0}}};
   const ServedModel m = model();
   Answer answer(r, m, "cmpl-1");
+  EXPECT_TRUE(run(answer, {token(0, "a"), token(1, "")}).empty());
+  EXPECT_EQ(answer.output_tokens(), 2);  // so far
   answer.set_stats(0, {.prompt_tokens = 3, .cached_tokens = 2, .output_tokens = 2, .accepted = 1, .compared = 4});
-  EXPECT_TRUE(run(answer, {token(0, "a"), token(1, ""), end(engine::FinishReason::kLength, "b")}).empty());
+  EXPECT_TRUE(run(answer, {end(engine::FinishReason::kLength, "b")}).empty());
   const Json whole = Json::parse(answer.whole());
   EXPECT_EQ(whole["object"], "text_completion");
   EXPECT_EQ(whole["choices"][0],

@@ -144,7 +144,7 @@ TEST(ChatRequest, VariablesOfTheTemplateArePassedOn) {
 TEST(ChatRequest, ToolsGoWhereTheTemplateHasAPlaceForThem) {
   const char* body = R"({"messages": [{"role": "user", "content": "x"}],
       "tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]})";
-  for (const char* name : {"qwen3.jinja", "llama3.1.jinja", "smollm2.jinja"}) {
+  for (const char* name : {"qwen3.jinja", "llama3_style.jinja", "smollm2.jinja"}) {
     const ServedModel model = model_with(name);
     const auto r = chat(model, body);
     EXPECT_TRUE(r.parse_tools) << name;
@@ -152,7 +152,7 @@ TEST(ChatRequest, ToolsGoWhereTheTemplateHasAPlaceForThem) {
     EXPECT_TRUE(r.tool_names.contains("weather"));
   }
   EXPECT_TRUE(qwen().tagged_tool_calls && qwen().thinks);
-  EXPECT_FALSE(model_with("llama3.1.jinja").tagged_tool_calls);
+  EXPECT_FALSE(model_with("llama3_style.jinja").tagged_tool_calls);
   EXPECT_FALSE(model_with("smollm2.jinja").thinks);
 }
 
