@@ -15,7 +15,7 @@ export UBSAN_OPTIONS := print_stacktrace=1
 export TSAN_OPTIONS := second_deadlock_stack=1:halt_on_error=1
 
 # Rooms whose code runs on several threads at once: what the thread sanitizer is for.
-RACY := device kv lookahead engine
+RACY := device kv lookahead engine serve
 RACY_TESTS := $(foreach room,$(RACY),$(if $(shell find src/oasis/$(room) -name '*_test.cc' -print -quit),$(room)_test)) \
   hazards_test exact_test
 FUZZERS := $(basename $(notdir $(shell find src -name '*_fuzz.cc')))
@@ -51,7 +51,7 @@ asan: model deps   ## all tests but the command line's under the address and und
 tsan: model deps   ## the tests that can race under the thread sanitizer
 	cmake --preset tsan
 	cmake --build --preset tsan -j $(JOBS) --target $(RACY_TESTS)
-	ctest --repeat until-pass:2 --test-dir build/tsan -j $(JOBS) -R '^($(subst $() $(),|,$(RACY) tests))\.' -E '^tests\.cli$$'
+	ctest --repeat until-pass:2 --test-dir build/tsan -j $(JOBS) -R '^($(subst $() $(),|,$(RACY) tests))\.' -E '^tests\.(cli|serve|serve_fuzz)$$'
 
 fuzz: ci-deps   ## build the fuzz targets and run each for a while (FUZZ_SECONDS=20)
 	cmake --preset fuzz

@@ -63,6 +63,7 @@ void forget_interrupt();
 // Subcommands: each adds itself to the app and, if chosen, leaves its exit code in `exit_code`.
 void add_generate(CLI::App& app, int& exit_code);
 void add_chat(CLI::App& app, int& exit_code);
+void add_serve(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
 void add_plan(CLI::App& app, int& exit_code);
 void add_info(CLI::App& app, int& exit_code);

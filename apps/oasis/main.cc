@@ -31,6 +31,7 @@ int main(int argc, char** argv) {
   int exit_code = oasis::app::kDone;
   oasis::app::add_generate(app, exit_code);
   oasis::app::add_chat(app, exit_code);
+  oasis::app::add_serve(app, exit_code);
   oasis::app::add_bench(app, exit_code);
   oasis::app::add_plan(app, exit_code);
   oasis::app::add_info(app, exit_code);

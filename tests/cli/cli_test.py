@@ -20,7 +20,7 @@ MODEL = SOURCE / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 HEAD = SOURCE / "drafts" / "smollm2-135m-eagle3"
 OASIS = "oasis"
 TIMEOUT_S = 120  # of one run; far more than it takes, for a machine that is busy
-COMMANDS = ["generate", "chat", "bench", "plan", "info", "tokenize"]
+COMMANDS = ["generate", "chat", "serve", "bench", "plan", "info", "tokenize"]
 
 
 def oasis(*args, stdin=b"", **more):
@@ -102,6 +102,24 @@ class WithoutModel(CliTest):
                 shown = value.rsplit(":")[-1] if flag == "--capacity-file" and value[0] != ":" else value
                 args = ["-n", "2"] if flag != "--max-tokens" else []
                 self.fails(2, [flag, shown], "generate", "-m", "absent.gguf", "-p", "hi", *args, f"{flag}={value}")
+
+    def test_a_wrong_value_of_the_server_is_named_with_its_flag(self):
+        wrong = {
+            "--port": ["-1", "65536", "http"],
+            "--max-sequences": ["0", "4097"],
+            "--max-queue": ["-1", "x"],
+            "--body-limit": ["0", "2GiB", "large"],
+            "--read-seconds": ["0", "-1", "nan"],
+            "--drain-seconds": ["-1", "inf"],
+            "--log-format": ["xml"],
+        }
+        for flag, values in wrong.items():
+            for value in values:
+                self.fails(2, [flag, value], "serve", "-m", "absent.gguf", f"{flag}={value}")
+        self.fails(1, ["absent.keys"], "serve", "-m", "absent.gguf", "--api-key-file", self.dir / "absent.keys")
+        (self.dir / "empty.keys").write_text("# none\n")
+        self.fails(2, ["empty.keys", "one a line"], "serve", "-m", "absent.gguf", "--api-key-file", self.dir / "empty.keys")
+        self.fails(1, ["absent.gguf"], "serve", "-m", "absent.gguf")
 
     def test_flags_that_do_not_go_together_are_refused(self):
         generate = ["generate", "-m", "absent.gguf"]

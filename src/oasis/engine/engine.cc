@@ -23,6 +23,22 @@ std::string_view to_string(FinishReason reason) {
   return "unknown";
 }
 
+std::string_view to_string(SequenceState state) {
+  switch (state) {
+    case SequenceState::kWaiting:
+      return "waiting";
+    case SequenceState::kPrefill:
+      return "prefill";
+    case SequenceState::kRunning:
+      return "running";
+    case SequenceState::kPreempted:
+      return "preempted";
+    case SequenceState::kFinished:
+      return "finished";
+  }
+  return "unknown";
+}
+
 namespace {
 
 Result<std::unique_ptr<kv::Tier>> make_tier(Device& device, const EngineConfig& config, const MemoryPlan& plan,
@@ -119,6 +135,14 @@ Status check(const Request& r, const Engine::Impl& e) {
         "or ask for less",
         length, blocks, e.homes->capacity());
   }
+  const auto prompt = static_cast<int32_t>(r.prompt.size());
+  const int32_t pages = e.core->pages_for((prompt - 1) / e.config.block_size + 1, e.starts_sparse(prompt));
+  const int32_t summaries = prompt / e.config.block_size + 2;
+  if (pages > e.plan.core.pages || summaries > e.plan.core.summary_pages) {
+    return resource_exhausted(
+        "a prompt of {} tokens needs {} pages and {} summary pages in the fast tier, which has {} and {}", prompt,
+        pages, summaries, e.plan.core.pages, e.plan.core.summary_pages);
+  }
   return {};
 }
 
@@ -135,7 +159,7 @@ Result<RequestId> Engine::submit(Request request) {
   s->max_length = static_cast<int32_t>(std::min(limit, prompt + request.max_tokens));
   s->tokens = request.prompt;
   s->sampler.emplace(request.sampling, m.vocab, request.prompt);
-  if (e.tokenizer) s->text.emplace(*e.tokenizer, request.stop);
+  if (e.tokenizer) s->text.emplace(*e.tokenizer, request.stop, request.skip_special);
   s->stop_tokens = request.stop_tokens;
   if (!request.ignore_eos) s->stop_tokens.insert(s->stop_tokens.end(), m.eos_ids.begin(), m.eos_ids.end());
   std::sort(s->stop_tokens.begin(), s->stop_tokens.end());
@@ -209,7 +233,9 @@ std::optional<RequestStats> Engine::take_stats(RequestId id) {
 
 EngineMetrics Engine::metrics() const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->published;
+  EngineMetrics m = impl_->published;
+  m.waiting += static_cast<int32_t>(impl_->submitted.size());
+  return m;
 }
 
 const MemoryPlan& Engine::plan() const { return impl_->plan; }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -23,6 +24,19 @@ namespace oasis::engine {
 
 using RequestId = int64_t;
 
+// One sequence as it was at the last step border.
+struct SequenceInfo {
+  RequestId id = 0;
+  std::string_view state;     // waiting, prefill, running, preempted
+  int32_t prompt_tokens = 0;  // of them `prefilled` are read
+  int32_t prefilled = 0;
+  int32_t output_tokens = 0;
+  bool sparse = false;          // reads a working set, not everything
+  int32_t resident_blocks = 0;  // sealed blocks that each head holds in the fast tier, at most
+  int32_t total_blocks = 0;     // sealed blocks, all of them home in the capacity tier
+  double age_seconds = 0;       // since it was submitted
+};
+
 // A snapshot of the engine's counters.
 struct EngineMetrics {
   int32_t waiting = 0, prefilling = 0, running = 0, preempted = 0;
@@ -34,8 +48,9 @@ struct EngineMetrics {
   lookahead::CoreStats core;
   kv::HomeStoreStats homes;
   kv::TierStats tier;
-  int64_t fast_bytes_limit = 0, fast_bytes_peak = 0, capacity_bytes = 0, weight_bytes = 0;
+  int64_t fast_bytes_limit = 0, fast_bytes_used = 0, fast_bytes_peak = 0, capacity_bytes = 0, weight_bytes = 0;
   int32_t free_pages = 0, pages = 0;
+  std::vector<SequenceInfo> sequences;  // those with an index, the preempted, then the queue's first hundred
 };
 
 class Engine {

@@ -38,6 +38,7 @@ struct Engine::Impl {
   bool nobody_runs() const;
   bool has_work() const;
   void snapshot();
+  SequenceInfo info(const EngineSequence& s) const;
   int32_t take_index();
   bool starts_sparse(int32_t prompt_tokens) const;
 

@@ -4,8 +4,8 @@
 
 namespace oasis::engine {
 
-OutputText::OutputText(const text::Tokenizer& tokenizer, std::vector<std::string> stops)
-    : detokenizer_(tokenizer), stops_(std::move(stops)) {
+OutputText::OutputText(const text::Tokenizer& tokenizer, std::vector<std::string> stops, bool skip_special)
+    : detokenizer_(tokenizer, skip_special), stops_(std::move(stops)) {
   std::erase_if(stops_, [](const std::string& s) { return s.empty(); });
 }
 

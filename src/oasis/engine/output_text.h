@@ -11,7 +11,7 @@ namespace oasis::engine {
 
 class OutputText {
  public:
-  OutputText(const text::Tokenizer& tokenizer, std::vector<std::string> stops);
+  OutputText(const text::Tokenizer& tokenizer, std::vector<std::string> stops, bool skip_special);
   // Text that became certain with this token. Sets `stopped` when a stop string is complete: what precedes it is
   // returned, nothing comes after.
   std::string push(int32_t token, bool& stopped);

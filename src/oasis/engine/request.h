@@ -22,6 +22,7 @@ struct Event {
   std::string text;             // new text: whole characters, nothing that a stop string may still swallow
   int32_t prefilled = 0;        // prompt tokens done so far (prefill progress), of prompt_tokens
   int32_t prompt_tokens = 0;
+  int32_t cached_tokens = 0;                  // of the prompt, taken from the prefix cache; known with the first event
   FinishReason finish = FinishReason::kNone;  // not kNone: the last event
   Status error;                               // with kError
 };
@@ -33,6 +34,7 @@ struct Request {
   std::vector<std::string> stop;     // output ends before the first of these; it is not part of the text
   std::vector<int32_t> stop_tokens;  // besides the model's end-of-sequence tokens
   bool ignore_eos = false;
+  bool skip_special = false;  // control tokens leave no text
   std::function<void(const Event&)> on_event;
 
   // For evaluation. `forced`: the sequence goes on with these tokens whatever is sampled (teacher forcing); `on_logits`

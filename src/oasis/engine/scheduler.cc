@@ -171,7 +171,8 @@ bool Engine::Impl::prefill_item() {
   if (*done) {
     finish_prefill();
   } else if (s.request.on_event && prefill->progress() > before) {
-    s.request.on_event({.prefilled = prefill->progress(), .prompt_tokens = s.prompt_length()});
+    s.request.on_event(
+        {.prefilled = prefill->progress(), .prompt_tokens = s.prompt_length(), .cached_tokens = s.stats.cached_tokens});
   }
   return true;
 }
@@ -362,7 +363,7 @@ void Engine::Impl::preempt(EngineSequence& s) {
 
 // Hands new tokens to the client and ends the sequence where they end it.
 void Engine::Impl::deliver(EngineSequence& s, std::vector<Sampled> tokens) {
-  Event event{.prompt_tokens = s.prompt_length()};
+  Event event{.prompt_tokens = s.prompt_length(), .cached_tokens = s.stats.cached_tokens};
   event.prefilled = s.prompt_length();
   FinishReason reason = FinishReason::kNone;
   const auto before = static_cast<size_t>(s.output_length()) - tokens.size();
@@ -387,7 +388,10 @@ void Engine::Impl::deliver(EngineSequence& s, std::vector<Sampled> tokens) {
 
 // Takes effect at once: called between steps only. Memory comes back when the last step's transfers are done.
 void Engine::Impl::finish(EngineSequence& s, FinishReason reason, Status error) {
-  Event event{.prompt_tokens = s.prompt_length(), .finish = reason, .error = std::move(error)};
+  Event event{.prompt_tokens = s.prompt_length(),
+              .cached_tokens = s.stats.cached_tokens,
+              .finish = reason,
+              .error = std::move(error)};
   if (s.text && (reason == FinishReason::kStop || reason == FinishReason::kLength)) event.text = s.text->finish();
   if (s.index >= 0) {
     leave(s);
@@ -414,6 +418,21 @@ void Engine::Impl::finish(EngineSequence& s, FinishReason reason, Status error) 
   if (on_event) on_event(event);
 }
 
+SequenceInfo Engine::Impl::info(const EngineSequence& s) const {
+  SequenceInfo i{.id = s.id,
+                 .state = to_string(s.state),
+                 .prompt_tokens = s.prompt_length(),
+                 .output_tokens = s.output_length(),
+                 .age_seconds = seconds_since(s.submitted)};
+  if (s.state != SequenceState::kWaiting) i.prefilled = &s == prefilling ? prefill->progress() : s.prompt_length();
+  if (s.index < 0) return i;
+  const auto& q = core->sequence(s.index);
+  i.sparse = q.sparse;
+  i.total_blocks = static_cast<int32_t>(q.homes.size());
+  i.resident_blocks = q.sparse ? std::min(i.total_blocks, plan.core.resident_blocks) : i.total_blocks;
+  return i;
+}
+
 void Engine::Impl::snapshot() {
   EngineMetrics m = totals;
   m.waiting = static_cast<int32_t>(waiting.size());
@@ -425,11 +444,19 @@ void Engine::Impl::snapshot() {
   m.homes = homes->stats();
   m.tier = homes->tier().stats();
   m.fast_bytes_limit = config.fast_memory > 0 ? static_cast<int64_t>(config.fast_memory) : plan.fast_bytes();
+  m.fast_bytes_used = (plan.core.pages - core->free_pages()) * plan.page_bytes +
+                      (plan.core.summary_pages - core->free_summary_pages()) * plan.summary_page_bytes +
+                      plan.map_bytes + plan.draft_bytes;
   m.fast_bytes_peak = core->fast_bytes_peak() + plan.draft_bytes;
   m.capacity_bytes = homes->tier().memory_bytes() + homes->tier().file_bytes();
   m.weight_bytes = static_cast<int64_t>(checkpoint.weight_bytes());
   m.free_pages = core->free_pages();
   m.pages = plan.core.pages;
+  for (const EngineSequence* s : by_index) {
+    if (s) m.sequences.push_back(info(*s));
+  }
+  for (const EngineSequence* s : preempted) m.sequences.push_back(info(*s));
+  for (size_t i = 0; i < std::min<size_t>(waiting.size(), 100); ++i) m.sequences.push_back(info(*waiting[i]));
   std::lock_guard lock(mutex);
   published = std::move(m);
 }

@@ -22,6 +22,7 @@ inline double seconds_since(Clock::time_point begin) {
 }
 
 enum class SequenceState : uint8_t { kWaiting, kPrefill, kRunning, kPreempted, kFinished };
+std::string_view to_string(SequenceState state);
 
 inline Status broken_logits() {
   return {StatusCode::kInternal,
