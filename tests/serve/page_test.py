@@ -231,7 +231,7 @@ class PageTest(BrowserTest):
     def test_rates_tiers_and_latencies_are_shown(self):
         page = self.open_page()
         tiles = page.locator("#tiles")
-        for name, value in (("Output", "250"), ("Prompts read", "1,000"), ("Link", "3.00 MiB"), ("Hit rate", "90.0%"),
+        for name, value in (("Output", "250"), ("Prompts", "1,000"), ("Link", "3.00 MiB"), ("Hit rate", "90.0%"),
                             ("Drafts right", "40.0%")):
             expect(tiles.locator("li", has_text=name).locator("strong")).to_have_text(value)
         expect(tiles).to_contain_text("agreement 0.87, cover 0.93")
@@ -239,7 +239,7 @@ class PageTest(BrowserTest):
         expect(page.locator("#tiers")).to_contain_text("500 blocks in use, 120 cached, 90 promised")
         expect(page.locator("#load")).to_contain_text("880 of 900, 17 in prefill")
         expect(page.locator("#load")).to_contain_text("100 of 1,000, 20 preempted")
-        expect(page.locator("#load")).to_contain_text("prefill 0%, decode 40%, link 10%")
+        expect(page.locator("#load")).to_contain_text("decode 40%, wait for the link 10%")
         for row in ("First token", "Between tokens", "Whole request"):
             expect(page.get_by_role("row", name=f"{row} 21 ms 50 ms 0.20 s")).to_be_visible()
         self.assert_quiet(self.server.url)

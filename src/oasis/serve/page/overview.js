@@ -14,14 +14,22 @@ function difference(now, was, name) {
   return now.totals[name] - was.totals[name];
 }
 
+// Prompt tokens read so far: a prompt enters the totals when it is read whole.
+function promptsRead(state) {
+  const underWay = state.sequences.filter((s) => s.state === "prefill");
+  return underWay.reduce((sum, s) => sum + s.prefilled, state.totals.prompt_tokens);
+}
+
+const SMOOTH = 30;  // answers over which `smooth` tiles look back: shares of few events jump about
+
 const TILES = [
   {
     name: "Output", unit: "tokens/s", format: formatCount, value: perSecond("output_tokens"),
     note: (now) => `${formatCount(now.totals.output_tokens)} tokens in ${formatCount(now.totals.requests_finished)} requests`,
   },
   {
-    name: "Prompts read", unit: "tokens/s", format: formatCount,
-    value: (now, was, dt) => Math.max(0, difference(now, was, "prompt_tokens") - difference(now, was, "cached_tokens")) / dt,
+    name: "Prompts", unit: "tokens/s", format: formatCount,
+    value: (now, was, dt) => Math.max(0, now.promptsRead - was.promptsRead) / dt,
     note: (now) => `${formatShare(ratio(now.totals.cached_tokens, now.totals.prompt_tokens))} came from the prefix cache`,
   },
   {
@@ -29,13 +37,13 @@ const TILES = [
     note: (now) => `${formatBytes(now.totals.fetched_bytes)} into the fast tier`,
   },
   {
-    name: "Hit rate", unit: "", format: formatShare, top: 1,
+    name: "Hit rate", unit: "", format: formatShare, top: 1, smooth: true,
     value: (now, was) => ratio(difference(now, was, "hits"), difference(now, was, "hits") + difference(now, was, "misses")),
     note: (now) => now.totals.hits + now.totals.misses === 0 ? "nothing is sparse yet"
       : `agreement ${now.totals.agreement ? now.totals.agreement.toFixed(2) : "not measured"}, cover ${now.totals.cover.toFixed(2)}`,
   },
   {
-    name: "Drafts right", unit: "", format: formatShare, top: 1,
+    name: "Drafts right", unit: "", format: formatShare, top: 1, smooth: true,
     value: (now, was) => ratio(difference(now, was, "drafts_right"), difference(now, was, "drafts_compared")),
     note: (now) => `${now.engine.drafter}, ${formatCount(now.totals.drafts_accepted)} accepted`,
   },
@@ -135,6 +143,7 @@ class LoadRow {
 
 class Overview {
   constructor() {
+    this.past = [];  // the last answers, oldest first
     this.tiles = TILES.map((spec) => new Tile(spec));
     byId("tiles").append(...this.tiles.map((tile) => tile.root));
     this.fast = new TierRow("Fast", ["fast", "peak"]);
@@ -142,7 +151,7 @@ class Overview {
     byId("tiers").append(this.fast.root, this.capacity.root);
     this.running = new LoadRow("Running", ["running", "prefill"]);
     this.queue = new LoadRow("Queue", ["preempted", "waiting"]);
-    this.time = new LoadRow("Time", ["prefill", "running", "stalled"]);
+    this.time = new LoadRow("Time", ["running", "stalled"]);
     this.loadNote = element("p", {class: "note"});
     byId("load").append(this.running.root, this.queue.root, this.time.root, this.loadNote);
     this.latency = {ttft: "First token", inter_token: "Between tokens", e2e: "Whole request"};
@@ -164,7 +173,12 @@ class Overview {
   }
 
   show(now, was, dt, points) {
-    for (const tile of this.tiles) tile.show(now, was, dt, points);
+    now = {...now, promptsRead: promptsRead(now)};
+    if (!was) this.past = [];
+    was = this.past.at(-1);
+    for (const tile of this.tiles) tile.show(now, tile.spec.smooth ? this.past[0] : was, dt, points);
+    this.past.push(now);
+    if (this.past.length > SMOOTH) this.past.shift();
     this.fast.show(fastTier(now.tiers), points);
     this.capacity.show(capacityTier(now.tiers), points);
     this.showLoad(now, was, dt);
@@ -185,11 +199,9 @@ class Overview {
     this.queue.show({preempted: ratio(preempted, longest), waiting: ratio(waiting, longest)},
                     `${formatCount(waiting)} of ${formatCount(longest)}` + (preempted ? `, ${preempted} preempted` : ""));
     const share = (name) => was ? Math.min(1, difference(now, was, name) / dt) : 0;
-    const prefill = share("prefill_seconds"), stalled = share("wait_seconds");
-    const decode = Math.max(0, Math.min(share("decode_seconds"), 1 - prefill) - stalled);
+    const stalled = share("wait_seconds"), decode = Math.max(0, share("decode_seconds") - stalled);
     const percent = (x) => `${Math.round(100 * x)}%`;
-    this.time.show({prefill, running: decode, stalled},
-                   `prefill ${percent(prefill)}, decode ${percent(decode)}, link ${percent(stalled)}`);
+    this.time.show({running: decode, stalled}, `decode ${percent(decode)}, wait for the link ${percent(stalled)}`);
     const {requests_failed: failed, requests_cancelled: cancelled, preemptions} = now.totals;
     setText(this.loadNote, `So far ${formatCount(failed)} failed, ${formatCount(cancelled)} cancelled, ` +
       `${formatCount(preemptions)} preempted`);

@@ -22,7 +22,7 @@ const COLUMNS = [
     title: "Prompt", key: (s) => s.prompt_tokens,
     bar: ["prefill"],
     show: (cell, s) => {
-      const reading = s.prefilled < s.prompt_tokens;
+      const reading = s.state === "prefill";
       const text = reading ? `${formatCount(s.prefilled)} of ${formatCount(s.prompt_tokens)}` : formatCount(s.prompt_tokens);
       cell.bar.root.classList.toggle("unused", !reading);
       cell.bar.set({prefill: s.prompt_tokens ? s.prefilled / s.prompt_tokens : 0}, `${text} tokens read`);
@@ -38,7 +38,7 @@ const COLUMNS = [
       setText(cell.text, text);
     },
   },
-  {title: "Attention", key: (s) => Number(s.sparse), show: (cell, s) => setText(cell, s.sparse ? "sparse" : "dense")},
+  {title: "Attention", key: (s) => Number(s.sparse), show: (cell, s) => setText(cell, !s.total_blocks ? UNKNOWN : s.sparse ? "sparse" : "dense")},
   {title: "Age", key: (s) => s.age_seconds, show: (cell, s) => setText(cell, formatAge(s.age_seconds))},
 ];
 
