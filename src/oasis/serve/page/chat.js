@@ -80,7 +80,9 @@ class Chat {
     } catch (error) {
       const stopped = error.name === "AbortError";
       answer.outcome = stopped ? "stopped" : "failed";
-      if (!stopped && asked.isConnected) this.add("error", error instanceof TypeError ? `the server does not answer (${error.message})` : error.message);
+      const silent = error instanceof TypeError;
+      const text = silent ? `the server does not answer (${error.message})` : error.message;
+      if (!stopped && asked.isConnected) this.add("error", text);
     }
     this.running = null;
     this.busy(false);
@@ -140,7 +142,8 @@ class Chat {
     if (!first) return outcome ?? "waiting";
     const tokens = usage?.completion_tokens ?? pieces, seconds = (performance.now() - first) / 1e3;
     const rate = tokens > 1 && seconds > 0 ? `, ${formatCount((tokens - 1) / seconds)} tokens/s` : "";
-    return `first after ${formatSeconds((first - begin) / 1e3)}, ${tokens} tokens${rate}${outcome ? `, ${outcome}` : ""}`;
+    const end = outcome ? `, ${outcome}` : "";
+    return `first after ${formatSeconds((first - begin) / 1e3)}, ${tokens} tokens${rate}${end}`;
   }
 
   busy(busy) {

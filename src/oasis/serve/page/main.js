@@ -36,15 +36,16 @@ function show(now) {
   const {max_context: context, top_k_blocks: top, resident_blocks: resident, block_size: size} = now.limits;
   document.title = `${now.model} · OasisKV`;
   setText(byId("model"), now.model);
-  setText(byId("about"), `up ${formatAge(now.uptime_seconds)} · context ${formatCount(context)} · reads ${formatCount(top)} and keeps ` +
-    `${formatCount(resident)} blocks of ${size} · process ${formatBytes(now.process.rss_bytes)} · v${now.version}`);
+  setText(byId("about"), `up ${formatAge(now.uptime_seconds)} · context ${formatCount(context)} · ` +
+    `reads ${formatCount(top)} and keeps ${formatCount(resident)} blocks of ${size} · process ${formatBytes(now.process.rss_bytes)} · v${now.version}`);
   overview.show(now, was, dt, pointsSince());
   sequences.show(now);
 }
 
 async function poll() {
   try {
-    const answer = await fetch("state", {cache: "no-store", headers: authorization(), signal: AbortSignal.timeout(PATIENCE_MS)});
+    const signal = AbortSignal.timeout(PATIENCE_MS);
+    const answer = await fetch("state", {cache: "no-store", headers: authorization(), signal});
     if (!answer.ok) throw new Error(await errorOf(answer));
     const now = await answer.json();
     show(now);
@@ -54,7 +55,8 @@ async function poll() {
     const silent = error instanceof TypeError || error.name === "TimeoutError";
     overview.gap(pointsSince());
     showConnection("bad", silent ? "no answer" : "error");
-    showTrouble(silent ? "The server does not answer; what is shown is old. Trying again every second." : `/state: ${error.message}`);
+    showTrouble(silent ? "The server does not answer; what is shown is old. Trying again every second."
+                       : `/state: ${error.message}`);
   }
   setTimeout(poll, POLL_MS);
 }

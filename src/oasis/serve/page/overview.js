@@ -39,8 +39,8 @@ const TILES = [
   {
     name: "Hit rate", unit: "", format: formatShare, top: 1, smooth: true,
     value: (now, was) => ratio(difference(now, was, "hits"), difference(now, was, "hits") + difference(now, was, "misses")),
-    note: (now) => now.totals.hits + now.totals.misses === 0 ? "nothing is sparse yet"
-      : `agreement ${now.totals.agreement ? now.totals.agreement.toFixed(2) : "not measured"}, cover ${now.totals.cover.toFixed(2)}`,
+    note: ({totals}) => totals.hits + totals.misses === 0 ? "nothing is sparse yet"
+      : `agreement ${totals.agreement ? totals.agreement.toFixed(2) : UNKNOWN}, cover ${totals.cover.toFixed(2)}`,
   },
   {
     name: "Drafts right", unit: "", format: formatShare, top: 1, smooth: true,
@@ -195,7 +195,8 @@ class Overview {
     const {running, prefilling, waiting, preempted} = now.requests;
     const {max_sequences: most, max_queue: longest} = now.limits;
     this.running.show({running: ratio(running, most), prefill: ratio(prefilling, most)},
-                      `${formatCount(running + prefilling)} of ${formatCount(most)}` + (prefilling ? `, ${prefilling} in prefill` : ""));
+                      `${formatCount(running + prefilling)} of ${formatCount(most)}` +
+                      (prefilling ? `, ${prefilling} in prefill` : ""));
     this.queue.show({preempted: ratio(preempted, longest), waiting: ratio(waiting, longest)},
                     `${formatCount(waiting)} of ${formatCount(longest)}` + (preempted ? `, ${preempted} preempted` : ""));
     const share = (name) => was ? Math.min(1, difference(now, was, name) / dt) : 0;

@@ -38,7 +38,10 @@ const COLUMNS = [
       setText(cell.text, text);
     },
   },
-  {title: "Attention", key: (s) => Number(s.sparse), show: (cell, s) => setText(cell, !s.total_blocks ? UNKNOWN : s.sparse ? "sparse" : "dense")},
+  {
+    title: "Attention", key: (s) => Number(s.sparse),
+    show: (cell, s) => setText(cell, !s.total_blocks ? UNKNOWN : s.sparse ? "sparse" : "dense"),
+  },
   {title: "Age", key: (s) => s.age_seconds, show: (cell, s) => setText(cell, formatAge(s.age_seconds))},
 ];
 
