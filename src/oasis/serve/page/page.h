@@ -5,7 +5,7 @@
 
 namespace oasis::serve {
 
-// page/index.html as it was at build time.
+// page/index.html with its style sheet and scripts, as they were at build time.
 std::string_view page();
 
 }  // namespace oasis::serve
