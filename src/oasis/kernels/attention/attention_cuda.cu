@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend_splits(const Args a, int t
   for (int tile = 0; tile < L::kStages - 1; ++tile)
     load_tile<kHeadDim, kWarps>(p, chunks, slots, tile, shared + tile * L::kStageBytes);
 
-  std::byte* own = shared + L::kStages * L::kStageBytes + warp * L::kQueryBytes;
+  std::byte* own = shared + L::kQueriesAt + warp * L::kQueryBytes;
   const std::byte* own_queries = own + (lane / 8 % 2 * 8 + lane % 8) * L::kPitch + lane / 16 * 16;
   uint32_t in_registers[kHeadDim / 16][4];
   if (active) {
