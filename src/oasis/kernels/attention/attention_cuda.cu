@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <climits>
 #include <cmath>
+#include <utility>
 
 #include "oasis/device/cuda/staging.h"
 #include "oasis/kernels/attention/attention_tile.cuh"
+#include "oasis/kernels/cuda/convert.cuh"
 
 namespace oasis::kernels {
 namespace {
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend_splits(const Args a, int t
   for (int tile = 0; tile < L::kStages - 1; ++tile)
     load_tile<kHeadDim, kWarps>(p, chunks, slots, tile, shared + tile * L::kStageBytes);
 
-  std::byte* own = shared + L::kStages * L::kStageBytes + warp * L::kQueryBytes;
+  std::byte* own = shared + L::kQueriesAt + warp * L::kQueryBytes;
   const std::byte* own_queries = own + (lane / 8 % 2 * 8 + lane % 8) * L::kPitch + lane / 16 * 16;
   uint32_t in_registers[kHeadDim / 16][4];
   if (active) {
@@ -122,6 +124,7 @@ constexpr int kMergeWarps = 4;
 
 // A warp a query: grid [groups * kv_heads * max_queries / kMergeWarps].
 __global__ void __launch_bounds__(32 * kMergeWarps) merge_splits(const Args a, int64_t all_queries) {
+  cudaGridDependencySynchronize();  // launched before the splits are done
   const AttentionParams& p = a.p;
   const int lane = threadIdx.x % 32, q_per_kv = static_cast<int>(p.q_per_kv), d = static_cast<int>(p.head_dim);
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kMergeWarps + threadIdx.x / 32;
@@ -130,7 +133,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_splits(const Args a, i
   const int query = static_cast<int>(at % a.max_queries);
   const int64_t row = p.row_begin[group] + query / q_per_kv;
   if (row >= p.row_begin[group + 1]) return;
-  float* out = p.out + row * p.out_stride + (list % p.kv_heads * q_per_kv + query % q_per_kv) * d;
+  const int64_t out_at = row * p.out_stride + (list % p.kv_heads * q_per_kv + query % q_per_kv) * d;
   const int splits =
       p.positions[row] < 0 ? 0 : min((p.entry_count[list] + kSplitEntries - 1) / kSplitEntries, a.splits);
 
@@ -152,10 +155,16 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_splits(const Args a, i
                         fmaf(weight, x.w, acc.w));
     }
     const float inverse = sum == 0 ? 0 : 1 / sum;  // no key seen: zeros
-    out[j] = acc.x * inverse;
-    out[j + 1] = acc.y * inverse;
-    out[j + 2] = acc.z * inverse;
-    out[j + 3] = acc.w * inverse;
+    acc = make_float4(acc.x * inverse, acc.y * inverse, acc.z * inverse, acc.w * inverse);
+    if (float* out = p.out) {
+      out += out_at + j;
+      out[0] = acc.x, out[1] = acc.y, out[2] = acc.z, out[3] = acc.w;
+    }
+    if (uint16_t* out = p.out_bf16) {
+      out += out_at + j;
+      out[0] = float_to_bf16_bits(acc.x), out[1] = float_to_bf16_bits(acc.y);
+      out[2] = float_to_bf16_bits(acc.z), out[3] = float_to_bf16_bits(acc.w);
+    }
   }
 }
 
@@ -226,6 +235,7 @@ void stage(AttentionParams& p, Staging& staging) {
 
 void attention_cuda(Stream& stream, const AttentionParams& params) {
   check(params);
+  OASIS_CHECK(Staging::passes(params.out_bf16, 1), "out_bf16 must be device memory");
   if (params.groups == 0) return;
   CudaStream& s = as_cuda(stream);
   Staging staging(s);
@@ -264,8 +274,16 @@ void attention_cuda(Stream& stream, const AttentionParams& params) {
     OASIS_CUDA_CHECK(cudaGetLastError());
   }
   const int64_t ctas = (all_queries + kMergeWarps - 1) / kMergeWarps;
-  merge_splits<<<static_cast<unsigned>(ctas), 32 * kMergeWarps, 0, s.handle()>>>(a, all_queries);
-  OASIS_CUDA_CHECK(cudaGetLastError());
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(ctas));
+  config.blockDim = dim3(32 * kMergeWarps);
+  config.stream = s.handle();
+  config.attrs = &early;
+  config.numAttrs = 1;
+  OASIS_CUDA_CHECK(cudaLaunchKernelEx(&config, merge_splits, std::as_const(a), std::as_const(all_queries)));
 }
 
 }  // namespace oasis::kernels

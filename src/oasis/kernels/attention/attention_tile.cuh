@@ -29,10 +29,14 @@ struct Layout {
   // of 16 bytes lie in different banks.
   static constexpr int kPitch = 2 * kHeadDim + 16;
   static constexpr int kStageBytes = 2 * kTileKeys * kPitch;  // rows of keys, then rows of values
-  static constexpr int kStages = kHeadDim <= 64 ? 6 : kHeadDim <= 96 ? 5 : kHeadDim <= 128 ? 4 : 2;
+  // Few enough stages that four CTAs of up to 128 dimensions fit a multiprocessor: a warp for each of its schedulers.
+  static constexpr int kStages = kHeadDim <= 64 ? 5 : kHeadDim <= 96 ? 4 : kHeadDim <= 128 ? 3 : 2;
   static constexpr int kQueryBytes = kTileQueries * kPitch;  // a warp
-  static constexpr int kBytes = kStages * kStageBytes + kWarps * kQueryBytes;
   static constexpr bool kQueriesInRegisters = kHeadDim <= 128;
+  // Queries on their way into registers lie in the last stage, which is filled after the first barrier.
+  static constexpr int kQueriesAt = (kQueriesInRegisters ? kStages - 1 : kStages) * kStageBytes;
+  static constexpr int kBytes = kStages * kStageBytes + (kQueriesInRegisters ? 0 : kWarps * kQueryBytes);
+  static_assert(!kQueriesInRegisters || kWarps * kQueryBytes <= kStageBytes);
 };
 
 // The chunks of one split; every lane of every warp holds the same split.

@@ -1,6 +1,10 @@
 // The best blocks of a (item, head), one CTA each. An entry is a score's rank key above its block number, so that rank
-// order is the order of numbers and no two are equal. A radix selection, eleven bits at a time from the highest in
-// which entries differ, finds a bound under which the best k and few others lie; those are sorted.
+// order is the order of numbers and no two are equal.
+//
+// Up to kFewCandidates stay in registers: they are counted in buckets of equal width between the largest and the
+// smallest score; an entry's rank is the number of entries in better buckets and of better ones in its own. Where there
+// are more, or the scores are not spread so that this is quick: a radix selection, eleven bits at a time from the
+// highest in which entries differ, finds a bound under which the best k and few others lie; those are sorted.
 #include <algorithm>
 #include <bit>
 
@@ -19,6 +23,7 @@ constexpr int kDigitBits = 11, kBuckets = 1 << kDigitBits;
 constexpr int kSmall = 256;                // few enough to sort without a selection
 constexpr int64_t kMostKept = 16384;       // entries that shared memory holds
 constexpr int64_t kManyCandidates = 8192;  // from here on a CTA has more threads
+constexpr int kFewCandidates = 2048, kFewThreads = 128, kFewBuckets = 1024;
 constexpr uint32_t kAll = 0xffffffffu;
 
 // As on the CPU: the larger score has the smaller key, both zeros the same one, NaN the largest.
@@ -28,8 +33,14 @@ __device__ __forceinline__ uint32_t rank_key(float score) {
   return score == score ? ~ascending : ~0u;
 }
 
+// A score of that key; of both zeros the positive one.
+__device__ __forceinline__ float score_of(uint32_t key) {
+  const uint32_t ascending = ~key;
+  return __uint_as_float(ascending ^ (ascending & 0x80000000u ? 0x80000000u : ~0u));
+}
+
 struct Shared {
-  uint32_t count[kBuckets];
+  __align__(16) uint32_t count[kBuckets];
   uint32_t warp_sum[32];
   uint32_t and_bits[2], or_bits[2];
   uint32_t bucket, below, kept;  // found by one thread for all
@@ -117,33 +128,26 @@ __device__ void select_bound(const Candidates& c, uint32_t k, uint32_t most, Sha
   }
 }
 
-// Grid: [items * heads]. `most` entries fit `kept`, a power of two.
-__global__ void top_k(const TopKParams p, int most) {
-  extern __shared__ __align__(16) Entry kept[];
-  __shared__ Shared s;
-  const int64_t row = blockIdx.x;
-  const int n = p.candidates[row / p.heads];
-  const int k = static_cast<int>(min(p.k, static_cast<int64_t>(n)));
-  const float* scores = p.scores + row * p.score_stride;
-  int32_t* blocks = p.blocks + row * p.block_stride;
-  float* block_scores = p.block_scores ? p.block_scores + row * p.block_stride : nullptr;
-  const int pinned = p.pin_first && k > 0 ? 1 : 0;
-  if (threadIdx.x == 0) {
-    p.count[row] = max(k, 0);
-    if (pinned) {
-      blocks[0] = 0;
-      if (block_scores) block_scores[0] = scores[0];
-    }
-    s.kept = 0;
-  }
-  if (k <= pinned) return;
+// One row's result.
+struct Ranked {
+  const float* scores;
+  int32_t* blocks;
+  float* block_scores;  // or null
+  int pinned;           // ranks that are taken
 
-  const Candidates c{scores, pinned, n};
+  __device__ void write(int rank, int block) const {
+    blocks[pinned + rank] = block;
+    if (block_scores) block_scores[pinned + rank] = scores[block];
+  }
+};
+
+// Any number of candidates. `most` entries fit `kept`, a power of two; s.kept is 0 and a barrier lies behind it.
+__device__ void rank_by_radix(const Candidates& c, int k, int most, Shared& s, Entry* kept, const Ranked& out) {
   int shift = 64;
   Entry prefix = 0;
-  if (n - pinned > most) select_bound(c, k - pinned, most, s, shift, prefix);
+  if (c.n - c.first > most) select_bound(c, k, most, s, shift, prefix);
   __syncthreads();
-  for (int block = pinned + threadIdx.x; block < n; block += blockDim.x) {
+  for (int block = c.first + threadIdx.x; block < c.n; block += blockDim.x) {
     const Entry e = c.entry(block);
     if (shift == 64 || e >> shift <= prefix) kept[atomicAdd(&s.kept, 1u)] = e;
   }
@@ -154,11 +158,141 @@ __global__ void top_k(const TopKParams p, int most) {
   for (int i = count + threadIdx.x; i < size; i += blockDim.x) kept[i] = ~Entry{0};
   __syncthreads();
   sort_ascending(kept, size);
-  for (int i = threadIdx.x; i < k - pinned; i += blockDim.x) {
-    const int block = static_cast<int>(kept[i] & 0xffffffffu);
-    blocks[pinned + i] = block;
-    if (block_scores) block_scores[pinned + i] = scores[block];
+  for (int i = threadIdx.x; i < k; i += blockDim.x) out.write(i, static_cast<int>(kept[i] & 0xffffffffu));
+}
+
+// Buckets of equal width, the best scores in the first; a better score is never in a later one, NaN is in the last.
+struct Buckets {
+  float best, scale;
+
+  __device__ bool usable() const { return scale > 0 && scale < INFINITY; }
+  __device__ int of(float score) const {
+    const float at = __fmul_rn(__fsub_rn(best, score), scale);
+    return at < kFewBuckets - 1 ? static_cast<int>(at) : kFewBuckets - 1;
   }
+};
+
+// At most kPerThread * kFewThreads candidates, by kFewThreads threads. False, with nothing written: not quick here.
+template <int kPerThread>
+__device__ bool rank_by_buckets(const Candidates& c, int k, int most, Shared& s, Entry* kept, const Ranked& out) {
+  constexpr int kWarps = kFewThreads / 32, kOwn = kFewBuckets / kFewThreads;
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  float score[kPerThread];
+  uint32_t best = ~0u, worst = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const int block = c.first + i * kFewThreads + thread;
+    score[i] = block < c.n ? c.scores[block] : NAN;
+  }
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const uint32_t key = rank_key(score[i]);
+    best = min(best, key);
+    if (key != ~0u) worst = max(worst, key);
+  }
+  best = __reduce_min_sync(kAll, best), worst = __reduce_max_sync(kAll, worst);
+  __shared__ uint32_t warp_best[kWarps], warp_worst[kWarps];
+  if (lane == 0) warp_best[warp] = best, warp_worst[warp] = worst;
+  uint32_t* own = s.count + thread * kOwn;
+#pragma unroll
+  for (int i = 0; i < kOwn; i += 4) *reinterpret_cast<uint4*>(own + i) = make_uint4(0, 0, 0, 0);
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) best = min(best, warp_best[w]), worst = max(worst, warp_worst[w]);
+  if (best >= worst) return false;  // one score, or none
+  const float largest = score_of(best), width = __fsub_rn(largest, score_of(worst));
+  const Buckets buckets{largest, (kFewBuckets - 1) / width};
+  if (!buckets.usable()) return false;
+
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i)
+    if (c.first + i * kFewThreads + thread < c.n) atomicAdd(&s.count[buckets.of(score[i])], 1u);
+  __syncthreads();
+  uint32_t count[kOwn], sum = 0;
+#pragma unroll
+  for (int i = 0; i < kOwn; i += 4) {
+    const uint4 v = *reinterpret_cast<const uint4*>(own + i);
+    count[i] = v.x, count[i + 1] = v.y, count[i + 2] = v.z, count[i + 3] = v.w;
+    sum += v.x + v.y + v.z + v.w;
+  }
+  uint32_t upto = sum;
+  for (int step = 1; step < 32; step *= 2) {
+    const uint32_t lower = __shfl_up_sync(kAll, upto, step);
+    if (lane >= step) upto += lower;
+  }
+  if (lane == 31) s.warp_sum[warp] = upto;
+  __syncthreads();
+  uint32_t before = upto - sum;
+  for (int w = 0; w < warp; ++w) before += s.warp_sum[w];
+  // From here on s.count holds where a bucket's next entry goes: once all are placed, where it ends.
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    own[i] = before;
+    if (before < static_cast<uint32_t>(k) && static_cast<uint32_t>(k) <= before + count[i]) {
+      s.bucket = thread * kOwn + i;
+      s.below = before + count[i];
+    }
+    before += count[i];
+  }
+  __syncthreads();
+  const int last = static_cast<int>(s.bucket), listed = static_cast<int>(s.below);
+  if (listed > most) return false;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const int block = c.first + i * kFewThreads + thread;
+    if (block >= c.n) continue;
+    const int bucket = buckets.of(score[i]);
+    if (bucket > last) continue;
+    kept[atomicAdd(&s.count[bucket], 1u)] = static_cast<Entry>(rank_key(score[i])) << 32 | static_cast<uint32_t>(block);
+  }
+  __syncthreads();
+  for (int i = thread; i < listed; i += kFewThreads) {
+    const Entry e = kept[i];
+    const auto key = static_cast<uint32_t>(e >> 32);
+    const int bucket = key == ~0u ? kFewBuckets - 1 : buckets.of(score_of(key));
+    const int begin = bucket == 0 ? 0 : static_cast<int>(s.count[bucket - 1]), end = static_cast<int>(s.count[bucket]);
+    int rank = begin;
+    for (int other = begin; other < end; ++other) rank += kept[other] < e ? 1 : 0;
+    if (rank < k) out.write(rank, static_cast<int>(e & 0xffffffffu));
+  }
+  return true;
+}
+
+// Grid: [items * heads]. `most` entries fit `kept`, a power of two. kPerThread: candidates a thread at most; 0: any.
+template <int kPerThread>
+__global__ void __launch_bounds__(kPerThread > 0 ? kFewThreads : 1024) top_k(const TopKParams p, int most) {
+  extern __shared__ __align__(16) Entry kept[];
+  __shared__ Shared s;
+  const unsigned row = blockIdx.x;
+  const float* scores = p.scores + row * p.score_stride;
+  const int n = p.candidates[row / static_cast<unsigned>(p.heads)];
+  const int k = static_cast<int>(min(p.k, static_cast<int64_t>(n)));
+  const int pinned = p.pin_first && k > 0 ? 1 : 0;
+  const Ranked out{scores, p.blocks + row * p.block_stride,
+                   p.block_scores ? p.block_scores + row * p.block_stride : nullptr, pinned};
+  if (threadIdx.x == 0) {
+    p.count[row] = max(k, 0);
+    if (pinned) {
+      out.blocks[0] = 0;
+      if (out.block_scores) out.block_scores[0] = scores[0];
+    }
+    s.kept = 0;
+  }
+  if (k <= pinned) return;
+  const Candidates c{scores, pinned, n};
+  if constexpr (kPerThread > 0) {
+    if (rank_by_buckets<kPerThread>(c, k - pinned, most, s, kept, out)) return;
+  }
+  __syncthreads();
+  rank_by_radix(c, k - pinned, most, s, kept, out);
+}
+
+template <int kPerThread>
+void launch(const TopKParams& p, int64_t rows, int most, int threads, cudaStream_t stream) {
+  const int bytes = most * static_cast<int>(sizeof(Entry));
+  OASIS_CUDA_CHECK(cudaFuncSetAttribute(top_k<kPerThread>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  top_k<kPerThread><<<static_cast<unsigned>(rows), threads, bytes, stream>>>(p, most);
+  OASIS_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace
@@ -177,10 +311,13 @@ void topk_cuda(Stream& stream, const TopKParams& params) {
   p.block_scores = staging.inout(p.block_scores, rows * p.block_stride);
   p.count = staging.inout(p.count, rows);
   const auto most = static_cast<int>(std::max<uint64_t>(kSmall, std::bit_ceil(static_cast<uint64_t>(longest))));
-  const int bytes = most * static_cast<int>(sizeof(Entry)), threads = p.score_stride > kManyCandidates ? 1024 : 256;
-  OASIS_CUDA_CHECK(cudaFuncSetAttribute(top_k, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  top_k<<<static_cast<unsigned>(rows), threads, bytes, s.handle()>>>(p, most);
-  OASIS_CUDA_CHECK(cudaGetLastError());
+  if (p.score_stride <= kFewCandidates / 2) {
+    launch<kFewCandidates / 2 / kFewThreads>(p, rows, most, kFewThreads, s.handle());
+  } else if (p.score_stride <= kFewCandidates) {
+    launch<kFewCandidates / kFewThreads>(p, rows, most, kFewThreads, s.handle());
+  } else {
+    launch<0>(p, rows, most, p.score_stride > kManyCandidates ? 1024 : 256, s.handle());
+  }
 }
 
 }  // namespace oasis::kernels

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -48,13 +49,14 @@ struct Case {
   std::vector<int32_t> candidates;  // an item each
   int64_t heads;
   int64_t k;
+  int64_t stride = 8200;  // at least, of scores; on CUDA short rows have a way of their own
 };
 
 void check(Backend backend, const Case& c, bool pin_first, int threads) {
   SCOPED_TRACE(fmt::format("kind {} n {} k {} pinned {}", static_cast<int>(c.kind), c.candidates[0], c.k, pin_first));
   std::mt19937 random(7);
   const int64_t items = static_cast<int64_t>(c.candidates.size()), rows = items * c.heads,
-                stride = std::max<int64_t>(8200, c.candidates[0]);
+                stride = std::max<int64_t>(c.stride, *std::max_element(c.candidates.begin(), c.candidates.end()));
   std::vector<float> scores(static_cast<size_t>(rows * stride), kInf);  // beyond the candidates: tempting
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t b = 0; b < c.candidates[static_cast<size_t>(row / c.heads)]; ++b) {
@@ -101,7 +103,10 @@ TEST_P(TopK, IsTheRankOrderForAnySizes) {
   for (int32_t n : {0, 1, 2, 31, 32, 100, 470, 8192}) {
     for (int64_t k : {0, 1, 8, 64, 128, 470, 1024}) {
       if (n == 8192 && k > 128 && k < 1024) continue;
-      for (bool pin_first : {false, true}) check(backend(), {kind(), {n}, n == 8192 ? 1 : 3, k}, pin_first, 1);
+      for (bool pin_first : {false, true}) {
+        check(backend(), {kind(), {n}, n == 8192 ? 1 : 3, k}, pin_first, 1);
+        if (n < 8192) check(backend(), {kind(), {n}, 3, k, 1}, pin_first, 1);
+      }
     }
   }
 }
@@ -111,6 +116,15 @@ TEST_P(TopK, TreatsEachItemByItsOwnCandidates) {
 }
 
 TEST_P(TopK, TakesManyCandidates) { check(backend(), {kind(), {65536}, 1, 100}, true, 1); }
+
+TEST_P(TopK, TakesShortRows) {
+  for (int64_t k : {1, 127, 128, 300, 1500}) {
+    for (bool pin_first : {false, true}) {
+      check(backend(), {kind(), {1024, 0, 1, 129, 700}, 2, k, 1024}, pin_first, 1);
+      check(backend(), {kind(), {2048, 1025, 1, 300}, 2, k, 2048}, pin_first, 1);
+    }
+  }
+}
 
 INSTANTIATE_TEST_SUITE_P(Kinds, TopK,
                          testing::Combine(testing::Values(Backend::kCpu, Backend::kCuda),
