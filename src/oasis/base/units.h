@@ -1,6 +1,7 @@
 // Sizes as people write them.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -14,6 +15,9 @@ Result<uint64_t> parse_bytes(std::string_view text);
 
 // 1536 -> "1.5 KiB". Three significant digits.
 std::string format_bytes(uint64_t bytes);
-inline std::string format_bytes(int64_t bytes) { return format_bytes(static_cast<uint64_t>(bytes)); }
+template <std::signed_integral T>  // for sizes that are counted in signed numbers; not negative
+std::string format_bytes(T bytes) {
+  return format_bytes(static_cast<uint64_t>(bytes));
+}
 
 }  // namespace oasis
