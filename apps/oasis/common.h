@@ -65,6 +65,7 @@ void add_generate(CLI::App& app, int& exit_code);
 void add_chat(CLI::App& app, int& exit_code);
 void add_serve(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
+void add_eval(CLI::App& app, int& exit_code);
 void add_plan(CLI::App& app, int& exit_code);
 void add_info(CLI::App& app, int& exit_code);
 void add_tokenize(CLI::App& app, int& exit_code);

@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
   oasis::app::add_chat(app, exit_code);
   oasis::app::add_serve(app, exit_code);
   oasis::app::add_bench(app, exit_code);
+  oasis::app::add_eval(app, exit_code);
   oasis::app::add_plan(app, exit_code);
   oasis::app::add_info(app, exit_code);
   oasis::app::add_tokenize(app, exit_code);
