@@ -51,7 +51,7 @@ asan: model deps   ## all tests but the command line's under the address and und
 tsan: model deps   ## the tests that can race under the thread sanitizer
 	cmake --preset tsan
 	cmake --build --preset tsan -j $(JOBS) --target $(RACY_TESTS)
-	ctest --repeat until-pass:2 --test-dir build/tsan -j $(JOBS) -R '^($(subst $() $(),|,$(RACY) tests))\.' -E '^tests\.(cli|serve|serve_fuzz)$$'
+	ctest --repeat until-pass:2 --test-dir build/tsan -j $(JOBS) -R '^($(subst $() $(),|,$(RACY) tests))\.' -E '^tests\.(cli|serve|serve_fuzz|page)$$'
 
 fuzz: ci-deps   ## build the fuzz targets and run each for a while (FUZZ_SECONDS=20)
 	cmake --preset fuzz
