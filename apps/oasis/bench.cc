@@ -192,7 +192,7 @@ int run(BenchFlags& f) {
   // Steps in which all sequences decode are timed one by one.
   std::vector<double> steps;
   double all_decode = 0;
-  int64_t counted_tokens = 0;
+  int64_t counted_tokens = 0, fetched_bytes = 0;
   for (;;) {
     const auto before = engine.metrics();
     const auto begin = Clock::now();
@@ -203,6 +203,7 @@ int run(BenchFlags& f) {
       steps.push_back(seconds);
       all_decode += seconds;
       counted_tokens += after.output_tokens - before.output_tokens;
+      fetched_bytes += after.core.bytes - before.core.bytes;
     }
     if (static_cast<int>(steps.size()) >= f.max_tokens) break;
     if (interrupted() != 0) return fail(Status(StatusCode::kCancelled, "interrupted"), 128 + interrupted());
@@ -245,6 +246,7 @@ int run(BenchFlags& f) {
                  {"tokens_per_second_median", median > 0 ? per_step / median : 0},
                  {"sparse_steps", sparse_steps},
                  {"all_steps", metrics.core.steps},
+                 {"fetched_bytes_per_step", steps.empty() ? 0 : fetched_bytes / static_cast<int64_t>(steps.size())},
                  {"bytes_per_step", read}};
   if (bandwidth > 0) {
     j["decode"]["read_bandwidth"] = bandwidth;
