@@ -22,8 +22,12 @@ class ForegroundStream : public Stream {
   Backend backend() const override { return Backend::kCpu; }
   void enqueue(std::function<void()> work) override { work(); }
   void synchronize() override {}
-  void copy(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
-  void fill(void* to, uint8_t byte, size_t bytes) override { std::memset(to, byte, bytes); }
+  void copy(void* to, const void* from, size_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+  void fill(void* to, uint8_t byte, size_t bytes) override {
+    if (bytes > 0) std::memset(to, byte, bytes);
+  }
   ThreadPool& pool() override { return pool_; }
 
  private:
@@ -55,7 +59,7 @@ class WorkerStream : public Stream {
   }
   void copy(void* to, const void* from, size_t bytes) override {
     synchronize();
-    std::memcpy(to, from, bytes);
+    if (bytes > 0) std::memcpy(to, from, bytes);
   }
   void fill(void* to, uint8_t byte, size_t bytes) override {
     enqueue([=] { std::memset(to, byte, bytes); });
