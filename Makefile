@@ -42,11 +42,12 @@ test: model build  ## build, fetch the model, run all tests
 demo: model build  ## show what it does on the small model, on this machine
 	python3 tools/demo.py
 
-# The command line's tests start the program some hundred times, those of slow tiers measure time: not under a sanitizer.
+# The tests of the command line and of the server over HTTP start the program many times, those of slow tiers measure time:
+# not under a sanitizer.
 asan: model deps   ## all tests but the command line's under the address and undefined-behaviour sanitizers
 	cmake --preset asan
 	cmake --build --preset asan -j $(JOBS)
-	ctest --repeat until-pass:2 --test-dir build/asan -j $(JOBS) -R '$(TESTS)' -E '^tests\.(cli|AsyncTier)'
+	ctest --repeat until-pass:2 --test-dir build/asan -j $(JOBS) -R '$(TESTS)' -E '^tests\.(cli|serve|page|AsyncTier)'
 
 tsan: model deps   ## the tests that can race under the thread sanitizer
 	cmake --preset tsan
