@@ -8,15 +8,14 @@ Result<DecodeStep> DecodeStep::create(Device& device, model::Transformer& transf
                                       draft::Drafter& drafter, const EngineConfig& config) {
   DecodeStep d(transformer, core, drafter, config);
   d.stream_ = &device.foreground();
+  OASIS_ASSIGN_OR_RETURN(d.graph_, make_graph_step(device, transformer, core, drafter, config));
+  if (d.graph_) return d;
   const auto& m = transformer.config();
   const int64_t rows = int64_t{config.max_sequences} * (1 + core.config().max_draft_rows);
   const int64_t width = int64_t{m.heads} * m.head_dim, kv_width = int64_t{m.kv_heads} * m.head_dim;
   const int64_t floats = rows * (2 * m.hidden + 4 * width + 2 * kv_width + 2 * m.head_dim + drafter.feature_dim());
   OASIS_ASSIGN_OR_RETURN(d.activations_, device.allocate(static_cast<size_t>(floats) * 4));
-  OASIS_ASSIGN_OR_RETURN(d.graph_, make_graph_step(device, transformer, core, drafter, config));
-  if (!d.graph_) {
-    OASIS_ASSIGN_OR_RETURN(d.logit_memory_, device.allocate_pinned(static_cast<size_t>(rows * m.vocab) * 4));
-  }
+  OASIS_ASSIGN_OR_RETURN(d.logit_memory_, device.allocate_pinned(static_cast<size_t>(rows * m.vocab) * 4));
   float* next = d.activations_.as<float>();
   const auto take = [&](int64_t each) { return std::exchange(next, next + rows * each); };
   d.x_ = take(m.hidden), d.logit_rows_ = take(m.hidden);

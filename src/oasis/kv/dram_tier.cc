@@ -25,8 +25,10 @@ class DramTier final : public Tier {
         arena_(std::move(arena)),
         meta_(arena_.data() + int64_t{homes} * shape_.layers * part_stride_),
         present_(reinterpret_cast<std::atomic<uint8_t>*>(meta_ + homes * align_up(meta_bytes_))) {
-    for (int64_t part = 0; part < int64_t{homes} * shape_.layers; ++part)
+    if (!config.device || config.device->backend() == Backend::kCpu) return;  // zeroed, and touched by use alone
+    for (int64_t part = 0; part < int64_t{homes} * shape_.layers; ++part) {
       present_[part].store(0, std::memory_order_relaxed);
+    }
   }
 
   static int64_t home_bytes(const TierConfig& config) {

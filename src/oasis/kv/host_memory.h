@@ -12,7 +12,8 @@ namespace oasis::kv {
 // The most bytes that this process can ever hold: the machine's memory, or less if its control group says so.
 int64_t host_memory_limit_bytes();
 
-// An anonymous mapping: zeroed, aligned to a page, given its memory as it is touched.
+// An anonymous mapping: zeroed, aligned to a page, given its memory as it is touched. Pinned for a GPU it is neither
+// zeroed nor given lazily.
 class HostArena {
  public:
   HostArena() = default;

@@ -164,7 +164,6 @@ class KvCore {
   void allocate_state();
 
   // Index of (layer, sequence, head) in the arrays below.
-  Device& rules_device() { return rules_device_ ? *rules_device_ : device_; }
   size_t at(int32_t layer, int32_t sequence, int32_t head) const {
     return (static_cast<size_t>(layer) * static_cast<size_t>(config_.max_sequences) + static_cast<size_t>(sequence)) *
                static_cast<size_t>(config_.shape.kv_heads) +
@@ -193,6 +192,7 @@ class KvCore {
   void trace_scores(std::vector<float>& to, const float* from, int32_t count);
   void trace_select(int32_t layer);
   // kv_core_sequence.cc
+  Status start_prompt(Sequence& s, int32_t tokens, bool sparse, int32_t summaries);
   int32_t take_page();
   int32_t take_summary_page(kv::HomeId home);
   void start_map(int32_t layer, int32_t sequence, int32_t head, std::span<const int32_t> ranking,
@@ -221,7 +221,6 @@ class KvCore {
   void fill_present(int32_t layer);
   void take_errors();
 
-  Device& device_;
   CoreConfig config_;
   kv::HomeStore& homes_;
   const kernels::Kernels& kernels_;

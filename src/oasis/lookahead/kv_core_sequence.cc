@@ -8,8 +8,7 @@
 namespace oasis::lookahead {
 
 KvCore::KvCore(Device& device, CoreConfig config, kv::HomeStore& homes, kv::PagePool pages, kv::SummaryPool summaries)
-    : device_(device),
-      config_(std::move(config)),
+    : config_(std::move(config)),
       homes_(homes),
       kernels_(kernels::kernels_for(device.backend())),
       stream_(device.foreground()),
@@ -31,7 +30,9 @@ Result<std::unique_ptr<KvCore>> KvCore::create(Device& device, CoreConfig config
   std::unique_ptr<KvCore> core(new KvCore(device, std::move(config), homes, std::move(pages), std::move(summaries)));
   const CoreConfig& c = core->config_;
   OASIS_ASSIGN_OR_RETURN(core->map_memory_, device.allocate_pinned(static_cast<size_t>(map_bytes(c))));
-  std::memset(core->map_memory_.data(), 0, core->map_memory_.bytes());
+  if (device.backend() != Backend::kCpu) {  // pinned memory is not zeroed
+    std::memset(core->map_memory_.data(), 0, core->map_memory_.bytes());
+  }
   const auto heads = static_cast<size_t>(c.max_sequences) * static_cast<size_t>(c.shape.kv_heads);
   const auto rows = static_cast<size_t>(c.max_sequences) * static_cast<size_t>(1 + c.max_draft_rows);
   const auto width = static_cast<size_t>(c.shape.kv_heads) * static_cast<size_t>(c.q_per_kv * c.shape.head_dim);
@@ -224,22 +225,28 @@ void KvCore::rehome(int32_t sequence, int32_t block, kv::HomeId home) {
   if (away(sequence)) mirror_->moved(sequence, block);
 }
 
-Status KvCore::begin_prefill(int32_t sequence, int32_t tokens, bool sparse, std::span<const kv::HomeId> prefix) {
-  Sequence& s = seq(sequence);
-  const int32_t sealed = block_of(tokens), open = open_end(tokens - 1, s.max_blocks);
-  const int32_t pages = sparse ? config_.slots() : block_of(tokens - 1) + 1;
-  const bool provisional = sparse && config_.fetch == FetchMode::kExact;
-  const int32_t summaries = sealed + provisional;
-  OASIS_CHECK(open <= s.max_blocks && sealed - static_cast<int32_t>(prefix.size()) <= s.reserved_homes,
-              "{} tokens do not fit the admission", tokens);
+// The sequence is to hold `tokens` tokens, none of them written yet: takes its pages, of which there must be enough, as
+// of summary pages. Fails without side effects.
+Status KvCore::start_prompt(Sequence& s, int32_t tokens, bool sparse, int32_t summaries) {
+  const int32_t pages = pages_for(block_of(tokens - 1) + 1, sparse);
   if (free_pages() < pages || free_summary_pages() < summaries) {
     return resource_exhausted("prefill needs {} pages and {} summary pages; {} and {} are free", pages, summaries,
                               free_pages(), free_summary_pages());
   }
   s.sparse = sparse;
   s.position = tokens;
-  s.sealed = sealed;
+  s.sealed = block_of(tokens);
   for (int32_t i = 0; i < pages; ++i) s.page_of_slot.push_back(take_page());
+  return {};
+}
+
+Status KvCore::begin_prefill(int32_t sequence, int32_t tokens, bool sparse, std::span<const kv::HomeId> prefix) {
+  Sequence& s = seq(sequence);
+  const int32_t sealed = block_of(tokens), open = open_end(tokens - 1, s.max_blocks);
+  const bool provisional = sparse && config_.fetch == FetchMode::kExact;
+  OASIS_CHECK(open <= s.max_blocks && sealed - static_cast<int32_t>(prefix.size()) <= s.reserved_homes,
+              "{} tokens do not fit the admission", tokens);
+  OASIS_RETURN_IF_ERROR(start_prompt(s, tokens, sparse, sealed + provisional));
   for (int32_t b = 0; b < sealed; ++b) {
     const bool shared = b < static_cast<int32_t>(prefix.size());
     s.homes.push_back(shared ? prefix[static_cast<size_t>(b)] : homes_.allocate_reserved());

@@ -16,15 +16,8 @@ void KvCore::fill_with_noise() {
 
 Status KvCore::synthesize(int32_t sequence, int32_t tokens, bool sparse, std::span<const kv::HomeId> homes) {
   Sequence& s = seq(sequence);
-  const int32_t sealed = block_of(tokens), pages = sparse ? config_.slots() : block_of(tokens - 1) + 1;
-  if (free_pages() < pages || free_summary_pages() < sealed) {
-    return resource_exhausted("a sequence needs {} pages and {} summary pages; {} and {} are free", pages, sealed,
-                              free_pages(), free_summary_pages());
-  }
-  s.sparse = sparse;
-  s.position = tokens;
-  s.sealed = sealed;
-  for (int32_t i = 0; i < pages; ++i) s.page_of_slot.push_back(take_page());
+  const int32_t sealed = block_of(tokens);
+  OASIS_RETURN_IF_ERROR(start_prompt(s, tokens, sparse, sealed));
   for (int32_t b = 0; b < sealed; ++b) {
     s.summary_pages.push_back(summaries_.allocator().allocate());
     if (b < static_cast<int32_t>(homes.size())) {

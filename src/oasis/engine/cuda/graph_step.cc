@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "oasis/device/carver.h"
 #include "oasis/kernels/argmax/argmax.h"
 #include "oasis/kernels/matmul/matmul_cuda.h"
 #include "oasis/lookahead/cuda/device_core.h"
@@ -25,10 +26,6 @@ struct GraphKey {
   auto operator<=>(const GraphKey&) const = default;
 };
 
-struct Graph {
-  cudaGraphExec_t exec = nullptr;
-};
-
 int32_t bucket_of(int32_t batch, int32_t most) {
   int32_t b = 1;
   while (b < batch && b < 8) b *= 2;
@@ -49,9 +46,7 @@ class CudaGraphStep : public GraphStep {
         config_(config),
         core_(std::move(core)) {}
   ~CudaGraphStep() override {
-    for (auto& [key, graph] : graphs_) {
-      if (graph.exec) cudaGraphExecDestroy(graph.exec);
-    }
+    for (auto& [key, graph] : graphs_) cudaGraphExecDestroy(graph);
   }
   Status allocate(int32_t most_rows);
 
@@ -69,7 +64,7 @@ class CudaGraphStep : public GraphStep {
   }
 
  private:
-  void capture(const GraphKey& key, Graph& graph);
+  void capture(const GraphKey& key);
   void chain(const GraphKey& key);
   void layer(const GraphKey& key, int l, int64_t rows);
   void fold_taps(int l, int64_t rows);
@@ -82,7 +77,7 @@ class CudaGraphStep : public GraphStep {
   draft::Drafter& drafter_;
   const EngineConfig& config_;
   std::unique_ptr<DeviceCore> core_;
-  std::map<GraphKey, Graph> graphs_;
+  std::map<GraphKey, cudaGraphExec_t> graphs_;
   GraphKey key_;
 
   Buffer memory_, tokens_home_, best_home_, logits_home_;
@@ -98,15 +93,9 @@ Status CudaGraphStep::allocate(int32_t most_rows) {
   const int64_t sequences = config_.max_sequences, rows = sequences * most_rows;
   const int64_t width = int64_t{m.heads} * m.head_dim, kv_width = int64_t{m.kv_heads} * m.head_dim;
   logit_rows_ = config_.accept_drafts ? rows : sequences;
-  std::byte* base = nullptr;
-  int64_t bytes = 0;
-  const auto take = [&](auto*& piece, int64_t count) {
-    using T = std::remove_reference_t<decltype(*piece)>;
-    if (base) piece = reinterpret_cast<T*>(base + bytes);
-    bytes += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
-  };
-  const auto lay_out = [&] {
-    bytes = 0;
+  const auto lay_out = [&](std::byte* base) {
+    Carver carve(base);
+    const auto take = [&](auto*& piece, int64_t count) { carve.take(piece, count); };
     take(tokens_, rows);
     take(best_, logit_rows_);
     take(x_, rows * m.hidden);
@@ -119,11 +108,10 @@ Status CudaGraphStep::allocate(int32_t most_rows) {
     take(features_, rows * drafter_.feature_dim());
     take(logits_, logit_rows_ * m.vocab);
     take(narrow_, rows * std::max<int64_t>({m.hidden, width, m.intermediate}));
+    return carve.bytes();
   };
-  lay_out();
-  OASIS_ASSIGN_OR_RETURN(memory_, device_.allocate(static_cast<size_t>(bytes)));
-  base = memory_.data();
-  lay_out();
+  OASIS_ASSIGN_OR_RETURN(memory_, device_.allocate(static_cast<size_t>(lay_out(nullptr))));
+  lay_out(memory_.data());
   OASIS_ASSIGN_OR_RETURN(tokens_home_, device_.allocate_pinned(static_cast<size_t>(rows) * 4));
   OASIS_ASSIGN_OR_RETURN(best_home_, device_.allocate_pinned(static_cast<size_t>(logit_rows_) * 4));
   OASIS_ASSIGN_OR_RETURN(logits_home_, device_.allocate_pinned(static_cast<size_t>(m.vocab) * 4));
@@ -138,7 +126,7 @@ void CudaGraphStep::run(std::span<const StepSequence> steps, std::span<const int
     verified = std::max(verified, st.verified);
   }
   batch = bucket_of(batch, config_.max_sequences);
-  key_ = {.kind = core_->kind_of(steps, batch, rows), .verified = verified};
+  key_ = {.kind = core_->kind_of(batch, rows), .verified = verified};
   auto* ids = tokens_home_.as<int32_t>();
   std::fill_n(ids, batch * rows, 0);
   size_t next = 0;
@@ -148,10 +136,10 @@ void CudaGraphStep::run(std::span<const StepSequence> steps, std::span<const int
   OASIS_CUDA_CHECK(
       cudaMemcpyAsync(tokens_, ids, static_cast<size_t>(batch * rows) * 4, cudaMemcpyHostToDevice, stream_.handle()));
   core_->begin(stream_, steps, key_.kind);
-  Graph& graph = graphs_[key_];
-  if (graph.exec) {
+  const auto graph = graphs_.find(key_);
+  if (graph != graphs_.end()) {
     core_->start_transfer(key_.kind);
-    OASIS_CUDA_CHECK(cudaGraphLaunch(graph.exec, stream_.handle()));
+    OASIS_CUDA_CHECK(cudaGraphLaunch(graph->second, stream_.handle()));
   } else {
     // What a kernel's first launch loads and allocates may wait for everything that runs, so nothing may run that waits
     // for this step: its transfer comes after it.
@@ -161,19 +149,21 @@ void CudaGraphStep::run(std::span<const StepSequence> steps, std::span<const int
   }
   stream_.synchronize();
   core_->end();
-  if (!graph.exec && !config_.serial) capture(key_, graph);
+  if (graph == graphs_.end() && !config_.serial) capture(key_);
 }
 
 // After the first step of a kind, which ran its kernels one by one.
-void CudaGraphStep::capture(const GraphKey& key, Graph& graph) {
+void CudaGraphStep::capture(const GraphKey& key) {
   core_->drain();
   cudaGraph_t captured = nullptr;
   OASIS_CUDA_CHECK(cudaStreamBeginCapture(stream_.handle(), cudaStreamCaptureModeThreadLocal));
   chain(key);
   OASIS_CUDA_CHECK(cudaStreamEndCapture(stream_.handle(), &captured));
-  OASIS_CUDA_CHECK(cudaGraphInstantiate(&graph.exec, captured, 0));
+  cudaGraphExec_t graph = nullptr;
+  OASIS_CUDA_CHECK(cudaGraphInstantiate(&graph, captured, 0));
   OASIS_CUDA_CHECK(cudaGraphDestroy(captured));
-  OASIS_CUDA_CHECK(cudaGraphUpload(graph.exec, stream_.handle()));
+  graphs_.emplace(key, graph);
+  OASIS_CUDA_CHECK(cudaGraphUpload(graph, stream_.handle()));
   stream_.synchronize();
 }
 
@@ -225,7 +215,7 @@ void CudaGraphStep::layer(const GraphKey& key, int l, int64_t rows) {
                     .q = q_});
   core_->attention(stream_, key.kind, l, q_, attention_);
   core_->finish_layer(stream_, key.kind, l);
-  kernels::to_bf16(stream_, attention_, rows * width, narrow_);
+  kernels::round_rows(stream_, attention_, width, rows, width, narrow_);
   kernels::gemm_bf16(stream_, narrow_, rows, width, w.o.data, m.hidden, x_, m.hidden, true);
   kernels::norm_to_bf16(stream_, x_, w.ffn_norm.data(), m.rms_eps, m.hidden, rows, 1, 1, narrow_);
   kernels::gemm_bf16(stream_, narrow_, rows, m.hidden, w.gate.data, 2 * int64_t{m.intermediate}, gate_up_,

@@ -42,7 +42,6 @@ struct AttentionParams {
   int64_t q_stride = 0;
   float* out = nullptr;  // [rows, out_stride], same shape as q
   int64_t out_stride = 0;
-  uint16_t* out_bf16 = nullptr;  // CUDA: device memory for the same rounded to bf16, or null; then `out` may be null
 
   static constexpr int64_t kSplitBlocks =
       32;  // partial sums cover logical blocks [32 i, 32 i + 32), merged in ascending order

@@ -156,15 +156,8 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_splits(const Args a, i
     }
     const float inverse = sum == 0 ? 0 : 1 / sum;  // no key seen: zeros
     acc = make_float4(acc.x * inverse, acc.y * inverse, acc.z * inverse, acc.w * inverse);
-    if (float* out = p.out) {
-      out += out_at + j;
-      out[0] = acc.x, out[1] = acc.y, out[2] = acc.z, out[3] = acc.w;
-    }
-    if (uint16_t* out = p.out_bf16) {
-      out += out_at + j;
-      out[0] = float_to_bf16_bits(acc.x), out[1] = float_to_bf16_bits(acc.y);
-      out[2] = float_to_bf16_bits(acc.z), out[3] = float_to_bf16_bits(acc.w);
-    }
+    float* out = p.out + out_at + j;
+    out[0] = acc.x, out[1] = acc.y, out[2] = acc.z, out[3] = acc.w;
   }
 }
 
@@ -235,7 +228,6 @@ void stage(AttentionParams& p, Staging& staging) {
 
 void attention_cuda(Stream& stream, const AttentionParams& params) {
   check(params);
-  OASIS_CHECK(Staging::passes(params.out_bf16, 1), "out_bf16 must be device memory");
   if (params.groups == 0) return;
   CudaStream& s = as_cuda(stream);
   Staging staging(s);

@@ -142,7 +142,6 @@ void step_epilogue(cuda::CudaStream&, const StepTables&, StepFlags* flags);
 // out[i] = norm of row (i / per_item) * rows + i % per_item of x [.., cols], as bf16; i < count.
 void norm_to_bf16(cuda::CudaStream&, const float* x, const float* weight, float eps, int64_t cols, int64_t count,
                   int32_t per_item, int32_t rows, uint16_t* out);
-void to_bf16(cuda::CudaStream&, const float* x, int64_t count, uint16_t* out);
 // gate_up [rows, 2 * inner]: silu(gate) * up as bf16.
 void swiglu_to_bf16(cuda::CudaStream&, const float* gate_up, int64_t rows, int64_t inner, uint16_t* out);
 

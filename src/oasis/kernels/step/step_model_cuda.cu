@@ -1,5 +1,6 @@
 // The step's model pieces: what stands between the products.
 #include "oasis/kernels/cuda/convert.cuh"
+#include "oasis/kernels/seal/seal_block.cuh"
 #include "oasis/kernels/step/step_cuda.h"
 
 namespace oasis::kernels {
@@ -70,64 +71,30 @@ __device__ std::byte* summary_rows(const StepTables& t, const StepItem& item, in
          h * t.summaries.head_stride;
 }
 
-// The largest of all threads' values, NaN if one is NaN.
-__device__ float block_peak(float x, float* scratch) {
-  const bool has_nan = __syncthreads_or(x != x);
-  x = fabsf(x);
-  for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = scratch[0];
-  for (unsigned w = 1; w < blockDim.x / 32; ++w) x = fmaxf(x, scratch[w]);
-  __syncthreads();
-  return has_nan ? NAN : x;
-}
-
-// Grid [items, kv_heads], head_dim threads. As seal_cuda's.
+// Grid [items, kv_heads], head_dim threads.
 __global__ void seal_kernel(StepTables t, int layer, float beta) {
   __shared__ float scratch[32];
-  const int s = blockIdx.x, h = blockIdx.y, i = threadIdx.x, d = t.head_dim;
+  const int s = blockIdx.x, h = blockIdx.y;
   const StepItem& item = t.items[s];
   const std::byte* k = sealed_keys(t, item, layer, s, h);
   if (!k) return;
-  float most = -INFINITY, least = INFINITY;
-  for (int token = 0; token < t.block_size; ++token) {
-    const float x = bf16_bits_to_float(reinterpret_cast<const uint16_t*>(k + token * t.pool.token_stride)[i]);
-    most = (x > most) | (x != x) ? x : most;
-    least = (x < least) | (x != x) ? x : least;
-  }
-  const float inset = (1.0f - beta) * (0.5f * most - 0.5f * least);
-  const float corner[2] = {most - inset, least + inset};
-  std::byte* rows = summary_rows(t, item, layer, h);
-  for (int c = 0; c < 2; ++c) {
-    if (t.summaries.type == KvType::kBf16) {
-      reinterpret_cast<uint16_t*>(rows)[c * d + i] = float_to_bf16_bits(corner[c]);
-    } else {
-      const float scale = block_peak(corner[c], scratch) / 448.0f;
-      if (i == 0) reinterpret_cast<float*>(rows)[c] = scale;
-      constexpr int kHeader = 8;  // two scales
-      reinterpret_cast<uint8_t*>(rows + kHeader)[c * d + i] = scale != 0 ? float_to_fp8_bits(corner[c] / scale) : 0;
-    }
-  }
+  write_summary<1>(k, t.pool.token_stride, t.block_size, t.head_dim, beta, t.summaries.type,
+                   summary_rows(t, item, layer, h), scratch);
 }
 
 // Grid [items, kv_heads]: the sealed block's K, V and summary into its home record.
 __global__ void seal_home_kernel(StepTables t, int layer) {
-  const int s = blockIdx.x, h = blockIdx.y, i = threadIdx.x, d = t.head_dim;
+  const int s = blockIdx.x, h = blockIdx.y;
   const StepItem& item = t.items[s];
   const std::byte* k = sealed_keys(t, item, layer, s, h);
   if (!k || !item.seal_home) return;  // without a home: writing it has failed, the sequence ends after this step
-  const int row_vectors = d * 2 / 16, half_vectors = t.block_size * row_vectors;
-  auto* home = reinterpret_cast<uint4*>(item.seal_home + layer * t.home_layer_stride) + int64_t{h} * 2 * half_vectors;
-  for (int v = i; v < 2 * half_vectors; v += blockDim.x) {
-    const int in_half = v % half_vectors, token = in_half / row_vectors, c = in_half % row_vectors;
-    home[v] = *reinterpret_cast<const uint4*>(k + (v < half_vectors ? 0 : t.pool.v_offset) +
-                                              token * t.pool.token_stride + c * 16);
-  }
+  const int64_t block_head_bytes = 4 * int64_t{t.block_size} * t.head_dim;
+  write_block_head(k, t.pool.token_stride, t.pool.v_offset, t.block_size, t.head_dim,
+                   item.seal_home + layer * t.home_layer_stride + h * block_head_bytes);
   const auto* rows = reinterpret_cast<const uint32_t*>(summary_rows(t, item, layer, h));
   auto* meta =
       reinterpret_cast<uint32_t*>(item.seal_meta + layer * t.summaries.page_stride + h * t.summaries.head_stride);
-  for (int w = i; w < t.summaries.head_stride / 4; w += blockDim.x) meta[w] = rows[w];
+  for (int w = threadIdx.x; w < t.summaries.head_stride / 4; w += blockDim.x) meta[w] = rows[w];
 }
 
 __global__ void norm_kernel(const float* x, const float* weight, float eps, int64_t cols, int32_t per_item,
@@ -148,13 +115,6 @@ __global__ void norm_kernel(const float* x, const float* weight, float eps, int6
     to[c] = {float_to_bf16_bits(v.x * scale * g.x), float_to_bf16_bits(v.y * scale * g.y),
              float_to_bf16_bits(v.z * scale * g.z), float_to_bf16_bits(v.w * scale * g.w)};
   }
-}
-
-__global__ void to_bf16_kernel(const float4* x, int64_t quads, ushort4* out) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= quads) return;
-  const float4 v = x[i];
-  out[i] = {float_to_bf16_bits(v.x), float_to_bf16_bits(v.y), float_to_bf16_bits(v.z), float_to_bf16_bits(v.w)};
 }
 
 __device__ float swiglu(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
@@ -195,13 +155,6 @@ void norm_to_bf16(cuda::CudaStream& s, const float* x, const float* weight, floa
                   int32_t per_item, int32_t rows, uint16_t* out) {
   norm_kernel<<<static_cast<unsigned>(count), cols >= 2048 ? 512 : 128, 0, s.handle()>>>(x, weight, eps, cols, per_item,
                                                                                          rows, out);
-  OASIS_CUDA_CHECK(cudaGetLastError());
-}
-
-void to_bf16(cuda::CudaStream& s, const float* x, int64_t count, uint16_t* out) {
-  const int64_t quads = count / 4;
-  to_bf16_kernel<<<static_cast<unsigned>((quads + 255) / 256), 256, 0, s.handle()>>>(
-      reinterpret_cast<const float4*>(x), quads, reinterpret_cast<ushort4*>(out));
   OASIS_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "oasis/base/numeric.h"
+#include "oasis/kernels/matmul/matmul_cuda.h"
 #include "oasis/kernels/norm/norm_ref.h"
 #include "oasis/kernels/step/step_cuda_test_util.h"
 #include "oasis/kernels/swiglu/swiglu_ref.h"
@@ -265,7 +266,7 @@ TEST_F(StepCuda, SwigluToBf16IsSwiglu) {
 TEST_F(StepCuda, ToBf16RoundsToNearestEven) {
   const Both<float> x(std::vector<float>{0x1.01p0f, 0x1.03p0f, -0x1.01p0f, 0x1.010002p0f, 1e-41f, INFINITY, -0.0f, 3});
   const Both<uint16_t> out(std::vector<uint16_t>(8));
-  to_bf16(foreground(), x.device(), 8, out.device());
+  round_rows(foreground(), x.device(), 8, 1, 8, out.device());
   const auto got = out.download();
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(got[i], oasis::to_bf16(x.host[i]).bits) << x.host[i];
 }

@@ -1,33 +1,10 @@
 #include "oasis/lookahead/cuda/device_core.h"
 
 #include <algorithm>
-#include <cstring>
 
-#include "oasis/base/units.h"
+#include "oasis/device/carver.h"
 
 namespace oasis::lookahead {
-namespace {
-
-constexpr int64_t kAlign = 256;
-
-// Hands out pieces of one allocation, or only counts them where there is no base.
-class Carver {
- public:
-  explicit Carver(std::byte* base) : base_(base) {}
-  template <typename T>
-  void take(T*& piece, int64_t count) {
-    if (base_) piece = reinterpret_cast<T*>(base_ + bytes_);
-    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + kAlign - 1) / kAlign * kAlign;
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::byte* base_;
-  int64_t bytes_ = 0;
-};
-
-}  // namespace
-
 DeviceCore::DeviceCore(Device& device, KvCore& core, int transfer_ctas)
     : device_(device),
       core_(core),
@@ -76,7 +53,7 @@ int64_t DeviceCore::lay_out(std::byte* base) {
   t.fetch_stride = std::min<int64_t>(
       c.resident_blocks, c.fetch == FetchMode::kAdaptive ? c.resident_blocks : int64_t{c.cap()} * c.max_draft_rows);
   t.fetch_stride = std::max<int64_t>(t.fetch_stride, 1);
-  list_stride_ = t.list_stride = KvCore::list_stride(c);
+  t.list_stride = KvCore::list_stride(c);
   copy_stride_ = one * t.fetch_stride;
   Carver carve(base);
   // What one upload a step brings comes first.
@@ -175,20 +152,23 @@ void DeviceCore::copy_state(int32_t sequence, bool up) {
   stream.synchronize();
 }
 
+// Where an addressable tier has the home's part of layer 0, for good.
+std::byte* DeviceCore::first_part(kv::HomeId home) const {
+  kv::Tier& tier = core_.homes_.tier();
+  const std::byte* part = tier.acquire({home, 0});
+  tier.release({home, 0});
+  return const_cast<std::byte*>(part);
+}
+
 void DeviceCore::upload_tables(int32_t sequence) {
   const Sequence& s = core_.seq(sequence);
   Stream& stream = device_.foreground();
-  kv::Tier& tier = core_.homes_.tier();
   stream.copy(fixed_.page_of_slot + int64_t{sequence} * fixed_.slot_stride, s.page_of_slot.data(),
               s.page_of_slot.size() * sizeof(int32_t));
   stream.copy(fixed_.summary_pages + int64_t{sequence} * config_.max_blocks, s.summary_pages.data(),
               s.summary_pages.size() * sizeof(int32_t));
   std::vector<std::byte*> homes;
-  for (int32_t b = 0; b < s.sealed; ++b) {
-    const kv::PartKey key{s.homes[static_cast<size_t>(b)], 0};
-    homes.push_back(const_cast<std::byte*>(tier.acquire(key)));
-    tier.release(key);
-  }
+  for (int32_t b = 0; b < s.sealed; ++b) homes.push_back(first_part(s.homes[static_cast<size_t>(b)]));
   stream.copy(fixed_.homes + int64_t{sequence} * config_.max_blocks, homes.data(), homes.size() * sizeof(homes[0]));
   pages_known_[static_cast<size_t>(sequence)] = static_cast<int32_t>(s.page_of_slot.size());
 }
@@ -197,7 +177,6 @@ void DeviceCore::bring_home(int32_t sequence) {
   if (!away(sequence)) return;
   drain();
   copy_state(sequence, false);
-  away_[static_cast<size_t>(sequence)] = 0;
   forget(sequence);
 }
 
@@ -205,9 +184,7 @@ void DeviceCore::moved(int32_t sequence, int32_t block) {
   const Sequence& s = core_.seq(sequence);
   const auto b = static_cast<size_t>(block);
   Stream& stream = device_.foreground();
-  const kv::PartKey key{s.homes[b], 0};
-  auto* home = const_cast<std::byte*>(core_.homes_.tier().acquire(key));
-  core_.homes_.tier().release(key);
+  std::byte* home = first_part(s.homes[b]);
   const int64_t at = int64_t{sequence} * config_.max_blocks + block;
   stream.copy(fixed_.homes + at, &home, sizeof home);
   stream.copy(fixed_.summary_pages + at, &s.summary_pages[b], sizeof(int32_t));

@@ -30,9 +30,10 @@ class DeviceCore : public Mirror {
   static Result<std::unique_ptr<DeviceCore>> create(Device& device, KvCore& core, int transfer_ctas);
   ~DeviceCore() override;
 
-  // --- A step. After KvCore::begin_step: uploads what is new; items_upload is enqueued on `stream`. ---
-  // `kind.batch` and `.rows` as the graph's; others are found here.
-  StepKind kind_of(std::span<const StepSequence> steps, int32_t batch, int32_t rows) const;
+  // --- A step, after KvCore::begin_step ---
+  // Of the step that has begun, run with `batch` items of `rows` rows.
+  StepKind kind_of(int32_t batch, int32_t rows) const;
+  // Uploads what the chain reads, on `stream`.
   void begin(cuda::CudaStream& stream, std::span<const StepSequence> steps, const StepKind& kind);
   // Starts the background's part; before the chain is enqueued.
   void start_transfer(const StepKind& kind);
@@ -73,7 +74,23 @@ class DeviceCore : public Mirror {
   }
   void copy_state(int32_t sequence, bool up);
   void upload_tables(int32_t sequence);
+  std::byte* first_part(kv::HomeId home) const;
   void recover(const kernels::StepFlags& now);
+  // What score and topk are asked: ScoreParams' and TopKParams' fields of these names.
+  struct Ranking {
+    const int32_t* row_begin;
+    const int32_t* candidates;
+    const float* q;
+    int64_t q_stride;
+    int32_t k;
+    int32_t* blocks;
+    float* block_scores = nullptr;
+    int64_t block_stride;
+    int32_t* count;
+  };
+  void rank(cuda::CudaStream& stream, const StepKind& kind, int layer, const Ranking& ranking);
+  // Floats of a row of queries.
+  int64_t width() const { return int64_t{config_.shape.kv_heads} * config_.q_per_kv * config_.shape.head_dim; }
   void measure(cuda::CudaStream& stream, const StepKind& kind, int layer, const float* q);
   void fill_item(const StepSequence& st, kernels::StepItem& item);
 
@@ -89,7 +106,7 @@ class DeviceCore : public Mirror {
   std::vector<int32_t> pages_known_;  // [sequences]: of a dense sequence, how many page numbers the device has
   int64_t step_ = 0;                  // of transfers: those steps that have one
   bool in_flight_ = false;            // a transfer may be running
-  int64_t list_stride_ = 0, copy_stride_ = 0;
+  int64_t copy_stride_ = 0;
 
   Buffer memory_, pinned_;
   // In memory_: a copy of the core's map memory, then what only the device needs.

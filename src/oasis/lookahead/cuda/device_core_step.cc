@@ -12,7 +12,7 @@ kernels::StepTables DeviceCore::tables(const StepKind& kind) const {
   return t;
 }
 
-StepKind DeviceCore::kind_of(std::span<const StepSequence>, int32_t batch, int32_t rows) const {
+StepKind DeviceCore::kind_of(int32_t batch, int32_t rows) const {
   return {.batch = batch,
           .rows = rows,
           .sparse = core_.any_sparse_ || core_.any_switching_,
@@ -129,29 +129,16 @@ void DeviceCore::after_qkv(cuda::CudaStream& stream, const StepKind& kind, int l
   OASIS_CUDA_CHECK(cudaEventRecord(home_[static_cast<size_t>(layer)], home_stream_->handle()));
   if (!kind.sparse) return;
   if (kind.measures) measure(stream, kind, layer, qkv.q);
-  kernels_.score(stream, {.summaries = core_.summaries_.view(layer),
-                          .head_dim = c.shape.head_dim,
-                          .kv_heads = c.shape.kv_heads,
-                          .q_per_kv = c.q_per_kv,
-                          .items = kind.batch,
-                          .row_begin = score_begin_,
-                          .candidates = candidates_,
-                          .summary_pages = summary_tables_,
-                          .q = q_scoring_,
-                          .q_stride = int64_t{c.shape.kv_heads} * c.q_per_kv * c.shape.head_dim,
-                          .scores = scores_,
-                          .score_stride = c.max_blocks});
-  kernels_.topk(stream, {.scores = scores_,
-                         .score_stride = c.max_blocks,
-                         .candidates = candidates_,
-                         .items = kind.batch,
-                         .heads = c.shape.kv_heads,
-                         .k = kind.ranks_all ? c.resident_blocks : c.attend_blocks,
-                         .pin_first = c.score == BlockScore::kShrunk,
-                         .blocks = predicted_ + at(layer, 0) * c.resident_blocks,
-                         .block_scores = c.fetch == FetchMode::kAdaptive ? predicted_scores_ : nullptr,
-                         .block_stride = c.resident_blocks,
-                         .count = predicted_count_ + at(layer, 0)});
+  rank(stream, kind, layer,
+       {.row_begin = score_begin_,
+        .candidates = candidates_,
+        .q = q_scoring_,
+        .q_stride = width(),
+        .k = kind.ranks_all ? c.resident_blocks : c.attend_blocks,
+        .blocks = predicted_ + at(layer, 0) * c.resident_blocks,
+        .block_scores = c.fetch == FetchMode::kAdaptive ? predicted_scores_ : nullptr,
+        .block_stride = c.resident_blocks,
+        .count = predicted_count_ + at(layer, 0)});
   if (c.forced_misses >= 0) {
     kernels::step_force_misses(stream, t, layer, c.forced_misses, predicted_ + at(layer, 0) * c.resident_blocks,
                                c.resident_blocks, predicted_count_ + at(layer, 0));
@@ -159,31 +146,46 @@ void DeviceCore::after_qkv(cuda::CudaStream& stream, const StepKind& kind, int l
   if (kind.ranks_all) kernels::step_clamp(stream, t, predicted_count_ + at(layer, 0));
 }
 
-// Against the top-K of x_t's own query over the candidates that P was chosen from. Row 0 of each item is x_t's.
-void DeviceCore::measure(cuda::CudaStream& stream, const StepKind& kind, int layer, const float* q) {
+// The best k blocks of every item and head, by the item's rows of q.
+void DeviceCore::rank(cuda::CudaStream& stream, const StepKind& kind, int layer, const Ranking& r) {
   const CoreConfig& c = config_;
   kernels_.score(stream, {.summaries = core_.summaries_.view(layer),
                           .head_dim = c.shape.head_dim,
                           .kv_heads = c.shape.kv_heads,
                           .q_per_kv = c.q_per_kv,
                           .items = kind.batch,
-                          .row_begin = group_begin_ + (c.max_sequences + 1),
-                          .candidates = measured_candidates_,
+                          .row_begin = r.row_begin,
+                          .candidates = r.candidates,
                           .summary_pages = summary_tables_,
-                          .q = q,
-                          .q_stride = int64_t{kind.rows} * c.shape.kv_heads * c.q_per_kv * c.shape.head_dim,
+                          .q = r.q,
+                          .q_stride = r.q_stride,
                           .scores = scores_,
                           .score_stride = c.max_blocks});
   kernels_.topk(stream, {.scores = scores_,
                          .score_stride = c.max_blocks,
-                         .candidates = measured_candidates_,
+                         .candidates = r.candidates,
                          .items = kind.batch,
                          .heads = c.shape.kv_heads,
-                         .k = c.attend_blocks,
+                         .k = r.k,
                          .pin_first = c.score == BlockScore::kShrunk,
-                         .blocks = top_,
-                         .block_stride = c.attend_blocks,
-                         .count = top_count_});
+                         .blocks = r.blocks,
+                         .block_scores = r.block_scores,
+                         .block_stride = r.block_stride,
+                         .count = r.count});
+}
+
+// Against the top-K of x_t's own query over the candidates that P was chosen from. Row 0 of each item is x_t's.
+void DeviceCore::measure(cuda::CudaStream& stream, const StepKind& kind, int layer, const float* q) {
+  const CoreConfig& c = config_;
+  rank(stream, kind, layer,
+       {.row_begin = group_begin_ + (c.max_sequences + 1),
+        .candidates = measured_candidates_,
+        .q = q,
+        .q_stride = kind.rows * width(),
+        .k = c.attend_blocks,
+        .blocks = top_,
+        .block_stride = c.attend_blocks,
+        .count = top_count_});
   kernels::step_agreement(stream, tables(kind), layer,
                           {.candidates = measured_candidates_,
                            .top = top_,
@@ -198,7 +200,6 @@ void DeviceCore::measure(cuda::CudaStream& stream, const StepKind& kind, int lay
 void DeviceCore::attention(cuda::CudaStream& stream, const StepKind& kind, int layer, const float* q, float* out) {
   const CoreConfig& c = config_;
   if (kind.sparse) kernels::step_wait(stream, layer, flags_);
-  const int64_t width = int64_t{c.shape.kv_heads} * c.q_per_kv * c.shape.head_dim;
   kernels_.attention(stream, {.pool = core_.pages_.view(layer),
                               .block_size = c.shape.block_size,
                               .head_dim = c.shape.head_dim,
@@ -208,13 +209,13 @@ void DeviceCore::attention(cuda::CudaStream& stream, const StepKind& kind, int l
                               .max_group_rows = kind.rows,
                               .row_begin = group_begin_ + kind.rows * (c.max_sequences + 1),
                               .positions = positions_,
-                              .entries = fixed_.lists + at(layer, 0) * list_stride_,
+                              .entries = fixed_.lists + at(layer, 0) * fixed_.list_stride,
                               .entry_count = fixed_.list_count + at(layer, 0),
-                              .list_stride = list_stride_,
+                              .list_stride = fixed_.list_stride,
                               .q = q,
-                              .q_stride = width,
+                              .q_stride = width(),
                               .out = out,
-                              .out_stride = width});
+                              .out_stride = width()});
 }
 
 // Select comes after attention here: its list is only read by the next step, so one list a head is enough.
