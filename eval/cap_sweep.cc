@@ -28,9 +28,7 @@ Result<Outcome> cap_sweep(const Context& context) {
   OASIS_ASSIGN_OR_RETURN(const auto results, forced_grid(context, "cap-sweep", variants));
 
   Outcome out;
-  out.table.title =
-      fmt::format("{}: pieces of {} tokens, the last {} forced, K={}, draft {}", context.checkpoint.config().name,
-                  context.context, context.steps, context.base.top_k_blocks, context.base.draft);
+  out.table.title = grid_title(context);
   out.table.columns = quality_columns({"policy", "fetch ratio", "text"});
   std::vector<Series> series;
   for (size_t v = 0; v < variants.size(); ++v) {

@@ -22,9 +22,7 @@ Result<Outcome> quality(const Context& context) {
   };
   OASIS_ASSIGN_OR_RETURN(const auto results, forced_grid(context, "quality", variants));
   Outcome out;
-  out.table.title =
-      fmt::format("{}: pieces of {} tokens, the last {} forced, K={}, draft {}", context.checkpoint.config().name,
-                  context.context, context.steps, context.base.top_k_blocks, context.base.draft);
+  out.table.title = grid_title(context);
   out.table.columns = quality_columns({"policy", "text"});
   for (const char* c : {"KL q1", "KL q2", "KL q3", "KL q4"}) out.table.columns.push_back(c);
   std::vector<Series> series;

@@ -138,4 +138,9 @@ std::vector<Json> quality_row(std::vector<Json> first, const Json& s) {
   return first;
 }
 
+std::string grid_title(const Context& context) {
+  return fmt::format("{}: pieces of {} tokens, the last {} forced, K={}, draft {}", context.checkpoint.config().name,
+                     context.context, context.steps, context.base.top_k_blocks, context.base.draft);
+}
+
 }  // namespace oasis::eval

@@ -55,6 +55,9 @@ Variant dense(const Context& context);
 Result<std::vector<std::vector<Json>>> forced_grid(const Context& context, const std::string& task,
                                                    const std::vector<Variant>& variants);
 
+// What a table over texts is of: model, pieces, forced tokens, K and drafter.
+std::string grid_title(const Context& context);
+
 // The columns that sweeps share, of one variant's sums, after its own: kind of text, agreement, cover, misses and
 // fetched (block-heads a head and step), bytes a step, perplexity, KL to dense, next-token agreement with dense.
 std::vector<std::string> quality_columns(std::vector<std::string> first);

@@ -15,11 +15,13 @@ namespace {
 using engine::Attention;
 using engine::EngineConfig;
 using engine::Request;
+using engine::testing::expect_same_outputs;
 using engine::testing::Output;
 using engine::testing::play;
 using engine::testing::Played;
 using engine::testing::random_schedule;
 using engine::testing::Schedule;
+using engine::testing::tight_config;
 using lookahead::FetchMode;
 
 constexpr float kMargin = 0.15f;  // logits: below it rounding may decide
@@ -38,15 +40,8 @@ class CudaEngine : public testing::Test {
 };
 
 EngineConfig tight() {
-  EngineConfig c;
-  c.max_sequences = 4;
-  c.max_context = 512;
+  EngineConfig c = tight_config();
   c.attention = Attention::kSparse;
-  c.top_k_blocks = 5;
-  c.resident_ratio = 1.4;
-  c.fetch_ratio = .2;
-  c.prefill_chunk = 100;
-  c.draft = "ngram";
   return c;
 }
 
@@ -58,16 +53,7 @@ void expect_equal_to_serial(EngineConfig config, uint32_t seed, int64_t steps = 
   const Played want = play(config, schedule, gpu());
   config.serial = false;
   const Played got = play(config, schedule, gpu());
-  for (size_t i = 0; i < schedule.joins.size(); ++i) {
-    SCOPED_TRACE(fmt::format("request {}", i));
-    EXPECT_EQ(got.outputs[i].tokens, want.outputs[i].tokens);
-    EXPECT_EQ(got.outputs[i].finish, want.outputs[i].finish);
-    EXPECT_EQ(got.outputs[i].finishes, 1);
-    EXPECT_NE(got.outputs[i].finish, engine::FinishReason::kError) << got.outputs[i].error.message();
-  }
-  EXPECT_EQ(got.metrics.steps, want.metrics.steps);
-  EXPECT_GT(got.metrics.preemptions, 0);
-  EXPECT_GT(got.metrics.cached_tokens, 0);
+  expect_same_outputs(got, want);
   EXPECT_EQ(got.metrics.core.misses, want.metrics.core.misses);
   EXPECT_EQ(got.metrics.core.admitted, want.metrics.core.admitted);
   if (config.attention != Attention::kDense) {

@@ -4,6 +4,7 @@
 
 #include "oasis/engine/engine_test_util.h"
 #include "oasis/kv/testing/faulty_tier.h"
+#include "rules_config.h"
 #include "rules_simulation.h"
 
 namespace oasis {
@@ -230,17 +231,7 @@ Case random_case(std::mt19937& random) {
   const auto pick = [&](int32_t a, int32_t b) { return std::uniform_int_distribution<int32_t>(a, b)(random); };
   Case test;
   EngineConfig& c = test.config;
-  c.max_sequences = pick(1, 3);
-  c.block_size = pick(0, 5) == 0 ? 32 : 16;
-  c.top_k_blocks = pick(4, 8);
-  c.resident_ratio = 1 + pick(0, 4) / 4.0;
-  c.fetch_ratio = pick(0, 5) / 8.0;
-  c.block_score = pick(0, 1) ? lookahead::BlockScore::kShrunk : lookahead::BlockScore::kMinMax;
-  c.draft = pick(0, 4) ? "ngram" : "none";
-  c.accept_drafts = pick(0, 3) != 0;
-  c.draft_tokens = pick(1, 8);
-  c.prefill_chunk = pick(30, 300);
-  c.attention = pick(0, 2) ? engine::Attention::kSparse : engine::Attention::kAuto;
+  c = engine::testing::random_rules_config(random);
   if (pick(0, 1)) c.fetch = lookahead::FetchMode::kExact;
   test.staged = pick(0, 2) == 0;
   test.preempt_every = pick(0, 2) ? 0 : 12;

@@ -81,4 +81,32 @@ inline Played play(const EngineConfig& config, const Schedule& schedule, Device&
   return run;
 }
 
+// The same tokens and ends, and the schedule met what it is meant to meet.
+inline void expect_same_outputs(const Played& got, const Played& want) {
+  ASSERT_EQ(got.outputs.size(), want.outputs.size());
+  for (size_t i = 0; i < got.outputs.size(); ++i) {
+    SCOPED_TRACE(fmt::format("request {}", i));
+    EXPECT_EQ(got.outputs[i].tokens, want.outputs[i].tokens);
+    EXPECT_EQ(got.outputs[i].finish, want.outputs[i].finish);
+    EXPECT_EQ(got.outputs[i].finishes, 1);
+    EXPECT_NE(got.outputs[i].finish, FinishReason::kError) << got.outputs[i].error.message();
+  }
+  EXPECT_EQ(got.metrics.steps, want.metrics.steps);
+  EXPECT_GT(got.metrics.preemptions, 0);
+  EXPECT_GT(got.metrics.cached_tokens, 0);
+}
+
+// Few blocks, so that all of them come and go.
+inline EngineConfig tight_config() {
+  EngineConfig c;
+  c.max_sequences = 4;
+  c.max_context = 512;
+  c.top_k_blocks = 5;
+  c.resident_ratio = 1.4;
+  c.fetch_ratio = .2;
+  c.prefill_chunk = 100;
+  c.draft = "ngram";
+  return c;
+}
+
 }  // namespace oasis::engine::testing

@@ -9,6 +9,7 @@
 #include <string>
 #include <tuple>
 
+#include "oasis/kernels/cpu_features.h"
 #include "oasis/kernels/kernels.h"
 
 namespace oasis::kernels {
@@ -42,6 +43,31 @@ inline Device& test_device(Backend backend, int threads = 1) {
   return *device;
 }
 
+// The CPU with one instruction set, or a GPU: where ops that choose their instructions at run time are tested.
+struct Target {
+  Backend backend;
+  CpuLevel level = CpuLevel::kPortable;
+};
+inline std::string target_name(const testing::TestParamInfo<Target>& target) {
+  constexpr const char* kLevels[] = {"Portable", "Avx2", "Avx512"};
+  return target.param.backend == Backend::kCuda ? "Cuda" : kLevels[static_cast<int>(target.param.level)];
+}
+// For INSTANTIATE_TEST_SUITE_P.
+inline auto all_targets() {
+  return testing::Values(Target{Backend::kCpu, CpuLevel::kPortable}, Target{Backend::kCpu, CpuLevel::kAvx2},
+                         Target{Backend::kCpu, CpuLevel::kAvx512}, Target{Backend::kCuda});
+}
+
+// Runs its tests on the target, or skips them, saying why.
+class OnTarget : public testing::TestWithParam<Target> {
+ protected:
+  void SetUp() override;
+  void TearDown() override { set_cpu_level(before_); }
+
+ private:
+  CpuLevel before_ = cpu_level();
+};
+
 // A copy of `bytes` bytes in memory of the device, for what kernels do not fetch from the host themselves.
 inline Buffer copy_to(Device& device, const void* data, size_t bytes) {
   auto buffer = device.allocate(bytes);
@@ -56,3 +82,10 @@ inline Buffer copy_to(Device& device, const void* data, size_t bytes) {
 #define OASIS_SKIP_WITHOUT(backend)                                                           \
   if (const ::oasis::Status status = ::oasis::kernels::backend_status(backend); !status.ok()) \
   GTEST_SKIP() << status.message()
+
+inline void oasis::kernels::OnTarget::SetUp() {
+  OASIS_SKIP_WITHOUT(GetParam().backend);
+  if (GetParam().backend == Backend::kCuda) return;
+  set_cpu_level(GetParam().level);
+  if (cpu_level() != GetParam().level) GTEST_SKIP() << "this processor lacks the level";
+}

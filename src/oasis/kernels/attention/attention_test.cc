@@ -181,28 +181,16 @@ class Problem {
 };
 
 // What computes: the GPU, or the CPU with an instruction set.
-struct Target {
-  Backend backend;
-  CpuLevel level = CpuLevel::kPortable;
-};
-
-class AttentionOn : public testing::TestWithParam<Target> {
+class AttentionOn : public OnTarget {
  protected:
   void SetUp() override {
-    before_ = cpu_level();
-    OASIS_SKIP_WITHOUT(GetParam().backend);
     Problem::backend = GetParam().backend;
-    if (Problem::backend == Backend::kCuda) return;
-    set_cpu_level(GetParam().level);
-    if (cpu_level() != GetParam().level) GTEST_SKIP() << "this processor lacks the level";
+    OnTarget::SetUp();
   }
   void TearDown() override {
-    set_cpu_level(before_);
+    OnTarget::TearDown();
     Problem::backend = Backend::kCpu;
   }
-
- private:
-  CpuLevel before_;
 };
 
 TEST_P(AttentionOn, EqualsSoftmaxAttentionInFp64) {
@@ -304,16 +292,7 @@ TEST_P(AttentionOn, RefusesFp8Slots) {
   EXPECT_DEATH(problem.result(), "attention reads bf16 slots");
 }
 
-std::string name_of(const testing::TestParamInfo<Target>& target) {
-  constexpr const char* kLevels[] = {"Portable", "Avx2", "Avx512"};
-  return target.param.backend == Backend::kCuda ? "Cuda" : kLevels[static_cast<int>(target.param.level)];
-}
-
-INSTANTIATE_TEST_SUITE_P(Targets, AttentionOn,
-                         testing::Values(Target{Backend::kCpu, CpuLevel::kPortable},
-                                         Target{Backend::kCpu, CpuLevel::kAvx2},
-                                         Target{Backend::kCpu, CpuLevel::kAvx512}, Target{Backend::kCuda}),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(Targets, AttentionOn, all_targets(), target_name);
 
 }  // namespace
 }  // namespace oasis::kernels

@@ -14,28 +14,12 @@ namespace oasis::kernels {
 namespace {
 
 // What computes: the GPU, or the CPU with an instruction set.
-struct Target {
-  Backend backend;
-  CpuLevel level = CpuLevel::kPortable;
-};
-
-class SwigluOn : public testing::TestWithParam<Target> {
+class SwigluOn : public OnTarget {
  protected:
-  void SetUp() override {
-    before_ = cpu_level();
-    OASIS_SKIP_WITHOUT(GetParam().backend);
-    if (GetParam().backend == Backend::kCuda) return;
-    set_cpu_level(GetParam().level);
-    if (cpu_level() != GetParam().level) GTEST_SKIP() << "this processor lacks the level";
-  }
-  void TearDown() override { set_cpu_level(before_); }
   static void run(const SwigluParams& p) {
     const Backend backend = GetParam().backend;
     kernels_for(backend).swiglu(test_device(backend, 2).foreground(), p);
   }
-
- private:
-  CpuLevel before_;
 };
 
 TEST_P(SwigluOn, IsWithinTwoMillionthsOfFp64Within20OfZero) {
@@ -75,16 +59,7 @@ TEST_P(SwigluOn, MayWriteOverItsGateOrItsUp) {
   EXPECT_EQ(over_up, apart);
 }
 
-std::string name_of(const testing::TestParamInfo<Target>& target) {
-  constexpr const char* kLevels[] = {"Portable", "Avx2", "Avx512"};
-  return target.param.backend == Backend::kCuda ? "Cuda" : kLevels[static_cast<int>(target.param.level)];
-}
-
-INSTANTIATE_TEST_SUITE_P(Targets, SwigluOn,
-                         testing::Values(Target{Backend::kCpu, CpuLevel::kPortable},
-                                         Target{Backend::kCpu, CpuLevel::kAvx2},
-                                         Target{Backend::kCpu, CpuLevel::kAvx512}, Target{Backend::kCuda}),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(Targets, SwigluOn, all_targets(), target_name);
 
 }  // namespace
 }  // namespace oasis::kernels
