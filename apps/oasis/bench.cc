@@ -152,8 +152,9 @@ int run(BenchFlags& f) {
   // all of them still run when the last prompt is in.
   const auto& m = opened->checkpoint->config();
   const int items = m.layers * ((f.prompt_tokens + f.config.prefill_chunk - 1) / f.config.prefill_chunk);
+  const bool waits = f.config.prefill_share == 1;  // then nobody decodes before
   const auto tokens_of = [&](int sequence) {
-    return f.max_tokens + (f.synthetic ? 2 * f.batch : items * (f.batch - 1 - sequence));
+    return f.max_tokens + (f.synthetic ? 2 * f.batch : waits ? 1 : items * (f.batch - 1 - sequence));
   };
   if (f.config.max_context == 0) {
     f.config.max_context = int64_t{f.prompt_tokens} + tokens_of(0);

@@ -92,6 +92,10 @@ void EngineFlags::add_engine(CLI::App& app) {
       "keep the whole KV in this file, which is removed at the end");
   add(memory, "--context", config.max_context, "N", "longest sequence in tokens, prompt and output; default: as needed")
       ->check(whole_number(1, kMostTokens));
+  add(memory, "--prefill-share", config.prefill_share, "X",
+      "of the time, what a prompt gets while others decode, above 0 .. 1 (they wait);\ndefault: a chunk of one layer a "
+      "decode step")
+      ->check(number_above(0, 1));
   add(memory, "--prefill-chunk", config.prefill_chunk, "N", "prompt tokens that are read at once")
       ->check(whole_number(1, 65536))
       ->capture_default_str();

@@ -39,7 +39,9 @@ struct EngineConfig {
   std::string capacity_file;  // homes live in this file, DRAM caches them; empty: DRAM only
   uint64_t capacity_file_bytes = 0;  // 0: as much as max_sequences can use
   int32_t prefill_chunk = 256;       // tokens of a prefill work item
-  int32_t agreement_every = 8;       // steps between measurements of agreement; 0: never
+  // Of the time, what a prompt gets while others decode; 1: they wait for it. 0: one work item a decode step.
+  double prefill_share = 0;
+  int32_t agreement_every = 8;  // steps between measurements of agreement; 0: never
   bool prefix_cache = true;
   bool serial = false;  // the reference mode of the pipeline, for tests
   // Benches: prompts are not read; their KV, summaries and residents are noise. Sequences share the homes of the first

@@ -20,6 +20,7 @@ struct Engine::Impl {
 
   // --- scheduler.cc, on the engine's thread ---
   bool step();
+  bool work_by_share();
   void take_submissions();
   void drop_cancelled();
   bool resume_one();
@@ -61,6 +62,7 @@ struct Engine::Impl {
   std::deque<EngineSequence*> waiting, preempted;
   EngineSequence* prefilling = nullptr;
   std::unique_ptr<Prefill> prefill;
+  double prefill_ahead = 0;  // seconds that the prompt has had more than its share, at decode's rate
   int64_t admissions = 0;
   EngineMetrics totals;
 

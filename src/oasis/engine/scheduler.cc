@@ -14,10 +14,28 @@ bool Engine::Impl::step() {
   if (nobody_runs()) core->settle();  // what the last ones left is at rest, and whoever waits may have it
   bool worked = resume_one();
   if (!prefilling) worked |= admit_one();
-  worked |= prefill_item();
-  worked |= decode();
+  worked |= config.prefill_share > 0 ? work_by_share() : prefill_item() | decode();
   snapshot();
   return worked || has_work();
+}
+
+// A work item of the prompt or a decode step, so that of the time in which both are there the prompt gets its share.
+bool Engine::Impl::work_by_share() {
+  const bool decodes = std::any_of(by_index.begin(), by_index.end(),
+                                   [](const EngineSequence* s) { return s && s->state == SequenceState::kRunning; });
+  if (!prefilling || !decodes) prefill_ahead = 0;
+  const auto begin = Clock::now();
+  if (prefilling && prefill_ahead <= 0) {
+    prefill_item();
+    device.foreground().synchronize();  // a GPU's work is done when its time is taken
+    if (decodes) prefill_ahead += seconds_since(begin) * (1 - config.prefill_share);
+    return true;
+  }
+  const int64_t steps = totals.steps;
+  const bool worked = decode();
+  prefill_ahead -= seconds_since(begin) * config.prefill_share;
+  if (totals.steps == steps) prefill_ahead = 0;  // the step waits for pages that the prompt holds
+  return worked;
 }
 
 bool Engine::Impl::nobody_runs() const {

@@ -84,6 +84,32 @@ TEST(Scheduler, SummaryPagesAreWaitedForToo) {
   EXPECT_GE(metrics.preemptions, 1);
 }
 
+TEST(Scheduler, WithTheWholeShareOthersWaitForAPromptAndTheirTokensStayTheSame) {
+  EngineConfig c = dense(640, 2);
+  c.prefill_chunk = 16;
+  c.prefill_share = 1;
+  const auto engine = make_engine(c);
+  std::vector<int> order;  // who got a token
+  for (int i = 0; i < 2; ++i) {
+    Request r = request(static_cast<uint32_t>(i), i == 0 ? 20 : 400, 8);
+    r.on_event = [&order, i](const Event& e) {
+      for (size_t t = 0; t < e.tokens.size(); ++t) order.push_back(i);
+    };
+    ASSERT_TRUE(engine->submit(std::move(r)).ok());
+  }
+  engine->run_until_idle();
+  // Each one's first token comes from its prompt; the first does not decode before the second's is there.
+  ASSERT_EQ(order.size(), 16u);
+  EXPECT_EQ(order[0], 0);
+  EXPECT_EQ(order[1], 1);
+  for (const double share : {.05, .5, .95, 1.}) {
+    c.prefill_share = share;
+    EngineMetrics metrics;
+    expect_as_if_alone(c, {request(1, 20, 100), request(2, 400, 40), request(3, 200, 40)}, &metrics);
+    expect_as_if_alone(with_pages(c, 45), {request(1, 20, 200), request(2, 400, 100)}, &metrics);
+  }
+}
+
 TEST(Scheduler, TheSwitchToSparseWaitsForItsPages) {
   EngineConfig c = dense(640, 2);
   c.attention = Attention::kAuto;
