@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 
 #include "oasis/base/units.h"
@@ -29,28 +30,36 @@ struct BenchFlags : EngineFlags {
   std::string timeline;
 };
 
+// The seed in random:SEED, or nothing.
+std::optional<uint64_t> random_seed(std::string_view text) {
+  constexpr std::string_view kind = "random:";
+  uint64_t seed = 0;
+  if (!text.starts_with(kind)) return std::nullopt;
+  const auto [end, error] = std::from_chars(text.data() + kind.size(), text.data() + text.size(), seed);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return seed;
+}
+
 // A model of random weights with the shapes of a config.json.
 Result<OpenModel> open_random(const BenchFlags& f) {
   OASIS_ASSIGN_OR_RETURN(const model::ModelConfig config, model::read_config_json(f.config_json));
-  uint64_t seed = 0;
-  const std::string_view text = f.weights;
-  const bool random = text.starts_with("random:");
-  const auto [end, error] = std::from_chars(text.data() + (random ? 7 : 0), text.data() + text.size(), seed);
-  if (!random || error != std::errc() || end != text.data() + text.size()) {
-    return invalid_argument("--weights {}: write random:SEED", text);
-  }
   OpenModel m;
   OASIS_ASSIGN_OR_RETURN(m.device, open_device(f));
-  m.checkpoint = model::make_random(config, seed, m.device->backend() != Backend::kCpu);
+  m.checkpoint = model::make_random(config, *random_seed(f.weights), m.device->backend() != Backend::kCpu);
   return m;
 }
 
-Result<OpenModel> open_any(const BenchFlags& f) {
+// What can be said before anything is opened.
+Status check_flags(BenchFlags& f) {
+  OASIS_RETURN_IF_ERROR(f.resolve());
   if (f.config_json.empty() != f.weights.empty()) return invalid_argument("--config and --weights go together");
   if (f.model.empty() == f.config_json.empty()) {
     return invalid_argument("give exactly one of -m MODEL and --config config.json with --weights random:SEED");
   }
-  return f.model.empty() ? open_random(f) : open_model(f);
+  if (!f.weights.empty() && !random_seed(f.weights)) {
+    return invalid_argument("--weights {}: write random:SEED", f.weights);
+  }
+  return {};
 }
 
 // Bytes a second that all threads together read from memory: the best of five passes over half a gibibyte.
@@ -137,14 +146,14 @@ const char* homes_of(const BenchFlags& f) {
 }
 
 int run(BenchFlags& f) {
-  if (Status s = f.resolve(); !s.ok()) return fail(s);
+  if (Status s = check_flags(f); !s.ok()) return fail(s);
   std::string text;
   if (f.file) {
     auto read = read_text(*f.file);
     if (!read.ok()) return fail(read.status(), kFailed);
     text = std::move(*read);
   }
-  auto opened = open_any(f);
+  auto opened = f.model.empty() ? open_random(f) : open_model(f);
   if (!opened.ok()) return fail(opened.status(), kFailed);
   if (f.file && !opened->tokenizer) return fail(invalid_argument("-f {}: a model without a tokenizer", *f.file));
   watch_interrupt();
