@@ -91,6 +91,7 @@ class WithoutModel(CliTest):
             "--seed": ["-1", "nan", "18446744073709551616"],
             "--fast-memory": ["0", "-1", "nan", "inf", "1e30", "text", "5XiB"],
             "--capacity-memory": ["0", "-1", "text"],
+            "--device-memory": ["0", "-1", "5XiB", "1GiB"],  # the last: there is no GPU's memory to bound
             "--capacity-file": [":1GiB", "kv:0", "kv:20GiBB", "kv:1e30"],
             "--device": ["gpu", "cuda:", "cuda:x", "cuda:-1"],
             "--attention": ["full"],
