@@ -176,6 +176,34 @@ TEST(Scheduler, TooLittleFastMemoryIsRefusedWithTheShortfall) {
   EXPECT_NE(engine.status().message().find("short by"), std::string::npos) << engine.status().message();
 }
 
+// Bytes for R blocks hold R, one byte less holds R - 1; K is the least, 1.5 K the most.
+TEST(Scheduler, ResidentBlocksAreWhatFastMemoryHoldsFromKToOneAndAHalfK) {
+  EngineConfig c = dense(640, 1);
+  c.attention = Attention::kSparse;
+  c.top_k_blocks = 8;
+  const auto plan = [&](double ratio, int64_t bytes) {
+    c.resident_ratio = ratio;
+    c.fast_memory = static_cast<uint64_t>(bytes);
+    return plan_memory(testing::tiny_config(), c, {});
+  };
+  const auto residents = [&](int64_t bytes) {
+    const auto made = plan(0, bytes);
+    return made.ok() ? made->core.resident_blocks : -1;
+  };
+  int64_t last = 0;
+  for (int32_t r = 8; r <= 12; ++r) {
+    const int64_t bytes = plan(r / 8.0, 0)->fast_bytes();
+    EXPECT_GT(bytes, last);
+    EXPECT_EQ(residents(bytes), r);
+    EXPECT_EQ(residents(bytes - 1), r == 8 ? -1 : r - 1);
+    last = bytes;
+  }
+  EXPECT_EQ(residents(10 * last), 12);
+  EXPECT_EQ(residents(0), 12);  // no bound
+  const Status least = plan(0, plan(1, 0)->fast_bytes() - 1).status();
+  EXPECT_NE(least.message().find("short by 1 B"), std::string::npos) << least.message();
+}
+
 // case 17
 TEST(Scheduler, TheContextEndsARequestAndNoOther) {
   EngineConfig c = dense(96, 2);
