@@ -157,8 +157,9 @@ int run(BenchFlags& f) {
   if (!opened.ok()) return fail(opened.status(), kFailed);
   if (f.file && !opened->tokenizer) return fail(invalid_argument("-f {}: a model without a tokenizer", *f.file));
   watch_interrupt();
-  // Between two items of a later prompt the earlier sequences decode one token each: they get that many more, so that
-  // all of them still run when the last prompt is in.
+  if (f.config.prefill_share == 0) f.config.prefill_share = 1;  // nobody decodes before all prompts are in
+  // With less the earlier sequences decode up to a token between two items of a later prompt: they get that many more,
+  // so that all of them still run when the last prompt is in.
   const auto& m = opened->checkpoint->config();
   const int items = m.layers * ((f.prompt_tokens + f.config.prefill_chunk - 1) / f.config.prefill_chunk);
   const bool waits = f.config.prefill_share == 1;  // then nobody decodes before
@@ -370,6 +371,8 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->type_name("FILE");
   sub->add_flag("--json", flags->json, "print one JSON object");
   flags->add_engine(*sub);
+  sub->get_option("--prefill-share")
+      ->description("as in serve; here by default 1: nobody decodes before all prompts are in");
   sub->footer(fmt::format(
       "Example:\n  oasis bench -m model.gguf --prompt-tokens 7500 -n 256 --fast-memory 80MiB --measure-bandwidth\n{}",
       kExitCodes));
