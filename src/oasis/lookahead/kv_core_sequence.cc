@@ -24,6 +24,9 @@ KvCore::~KvCore() = default;
 
 Result<std::unique_ptr<KvCore>> KvCore::create(Device& device, CoreConfig config, kv::HomeStore& homes) {
   OASIS_RETURN_IF_ERROR(validate(config));
+  if (config.shape.type != kv::KvType::kBf16 && device.backend() != Backend::kCpu) {
+    return unsupported("--kv-dtype fp8: attention on a GPU reads bf16; run on the CPU or leave it at bf16");
+  }
   if (config.score == BlockScore::kMinMax) config.beta = 1;
   OASIS_ASSIGN_OR_RETURN(auto pages, kv::PagePool::create(device, config.shape, config.pages));
   OASIS_ASSIGN_OR_RETURN(auto summaries, kv::SummaryPool::create(device, config.shape, config.summary_pages));

@@ -318,6 +318,7 @@ TEST_P(AttentionOn, ShowsNanThatTheRowDoesSee) {
 }
 
 TEST_P(AttentionOn, OverFp8SlotsIsThatOverBf16SlotsWithTheSameValues) {
+  if (Problem::backend == Backend::kCuda) GTEST_SKIP() << "attention on a GPU reads bf16 slots";
   for (const Case& c : cases()) {
     SCOPED_TRACE(c.name);
     Problem problem(c);
@@ -331,6 +332,7 @@ TEST_P(AttentionOn, OverFp8SlotsIsThatOverBf16SlotsWithTheSameValues) {
 }
 
 TEST_P(AttentionOn, ShowsAnFp8RowThatIsNaN) {
+  if (Problem::backend == Backend::kCuda) GTEST_SKIP() << "attention on a GPU reads bf16 slots";
   for (const int64_t which : {0, 1}) {
     Problem problem({"", 16, 64, 1, 1, {{{700}, range(0, 40)}}});
     problem.quantize();
