@@ -3,6 +3,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -25,6 +26,7 @@ struct BenchFlags : EngineFlags {
   bool json = false, measure_bandwidth = false;
   std::string config_json, weights;  // in place of a model
   bool synthetic = false;
+  std::string timeline;
 };
 
 // A model of random weights with the shapes of a config.json.
@@ -107,6 +109,33 @@ int64_t bytes_a_step(const engine::Engine& engine, const BenchFlags& f, bool spa
   return weight_bytes + static_cast<int64_t>(each * f.batch);
 }
 
+// The last two steps in the format of Chrome's tracing (chrome://tracing, ui.perfetto.dev); times in microseconds.
+Status write_timeline(engine::Engine& engine, const std::string& path) {
+  const auto spans = engine.timeline();
+  if (spans.empty()) return unsupported("--timeline: only steps captured on a GPU (--device cuda, sparse) are stamped");
+  auto events = nlohmann::ordered_json::array();
+  for (const auto& s : spans) {
+    nlohmann::ordered_json e = {{"name", s.name},
+                                {"ph", "X"},
+                                {"pid", 0},
+                                {"tid", s.track},
+                                {"ts", static_cast<double>(s.begin_ns) / 1e3},
+                                {"dur", static_cast<double>(s.end_ns - s.begin_ns) / 1e3}};
+    e["args"] = {{"step", s.step}};
+    if (s.layer >= 0) e["args"]["layer"] = s.layer;
+    events.push_back(std::move(e));
+  }
+  std::ofstream out(path);
+  out << nlohmann::ordered_json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ns"}}.dump() << '\n';
+  if (!out.flush()) return Status(StatusCode::kIo, fmt::format("--timeline {}: cannot be written", path));
+  return {};
+}
+
+const char* homes_of(const BenchFlags& f) {
+  return f.config.synthetic_own_homes ? "every sequence has its own homes"
+                                      : "sequences share one prompt's homes (not summaries or slots)";
+}
+
 int run(BenchFlags& f) {
   if (Status s = f.resolve(); !s.ok()) return fail(s);
   std::string text;
@@ -138,8 +167,9 @@ int run(BenchFlags& f) {
   f.config.max_sequences = f.batch;
   f.config.prefix_cache = false;
   f.config.synthetic_prompts = f.synthetic;
+  f.config.timeline = !f.timeline.empty();
   if (f.synthetic && f.config.capacity_memory == 0) {
-    // The homes of one prompt, which all share, and each one's own of what it decodes.
+    // The homes of the prompts, or of one that all share, and each one's own of what it decodes.
     auto drafter = draft::plan_drafter(f.config.draft, *opened->checkpoint,
                                        {.max_sequences = f.batch, .block_size = f.config.block_size});
     if (!drafter.ok()) return fail(drafter.status());
@@ -147,7 +177,8 @@ int run(BenchFlags& f) {
         engine::plan_memory(m, f.config, {.fast_bytes = drafter->fast_bytes, .home_bytes = drafter->home_bytes});
     if (!plan.ok()) return fail(plan.status());
     const int bs = f.config.block_size;
-    const int64_t homes = f.prompt_tokens / bs + 4 + int64_t{f.batch} * (tokens_of(0) / bs + 3);
+    const int64_t prompts = f.config.synthetic_own_homes ? f.batch : 1;
+    const int64_t homes = prompts * (f.prompt_tokens / bs + 4) + int64_t{f.batch} * (tokens_of(0) / bs + 3);
     f.config.capacity_memory = static_cast<uint64_t>(homes * plan->home_bytes);
   }
   const text::Tokenizer* tokenizer = opened->tokenizer ? &*opened->tokenizer : nullptr;
@@ -208,6 +239,9 @@ int run(BenchFlags& f) {
     if (static_cast<int>(steps.size()) >= f.max_tokens) break;
     if (interrupted() != 0) return fail(Status(StatusCode::kCancelled, "interrupted"), 128 + interrupted());
   }
+  if (!f.timeline.empty()) {
+    if (Status s = write_timeline(engine, f.timeline); !s.ok()) return fail(s, kFailed);
+  }
   for (const auto id : ids) engine.cancel(id);
   engine.run_until_idle();
   progress.clear();
@@ -233,7 +267,7 @@ int run(BenchFlags& f) {
 
   nlohmann::ordered_json j;
   if (!f.weights.empty()) j["weights"] = f.weights;
-  if (f.synthetic) j["synthetic"] = "KV is noise; all sequences share one prompt's homes, not its summaries or slots";
+  if (f.synthetic) j["synthetic"] = fmt::format("KV is noise; {}", homes_of(f));
   j["prefill"] = {{"tokens", int64_t{f.batch} * f.prompt_tokens},
                   {"seconds", prefill},
                   {"tokens_per_second", prefill > 0 ? f.batch * f.prompt_tokens / prefill : 0}};
@@ -260,8 +294,7 @@ int run(BenchFlags& f) {
     return kDone;
   }
   if (f.synthetic) {
-    emit("synthetic: weights {}, KV is noise, sequences share one prompt's homes (not summaries or slots)\n",
-         f.weights.empty() ? "of the model" : f.weights);
+    emit("synthetic: weights {}, KV is noise, {}\n", f.weights.empty() ? "of the model" : f.weights, homes_of(f));
   }
   emit("prefill   {:8.1f} tok/s   {} tokens in {:.2f} s\n", j["prefill"]["tokens_per_second"].get<double>(),
        f.batch * f.prompt_tokens, prefill);
@@ -297,6 +330,9 @@ void add_bench(CLI::App& app, int& exit_code) {
   sub->add_flag(
       "--synthetic", flags->synthetic,
       "do not read the prompts: their KV is noise, and sequences share one prompt's\nblocks in the capacity tier");
+  sub->add_flag("--own-homes", flags->config.synthetic_own_homes,
+                "with --synthetic: no sharing, every sequence has its prompt's blocks in the capacity tier")
+      ->needs("--synthetic");
   sub->add_option(
          "--misses", flags->config.forced_misses,
          "with --synthetic on a GPU: so many predicted blocks a head and step are\nmade absent (predict runs in full)")
@@ -318,6 +354,10 @@ void add_bench(CLI::App& app, int& exit_code) {
   sub->add_flag("--measure-bandwidth", flags->measure_bandwidth, "also measure how fast memory can be read");
   sub->add_flag("--serial", flags->config.serial,
                 "one thing after another: no captured graphs, transfers joined (for profilers)");
+  sub->add_option("--timeline", flags->timeline,
+                  "on a GPU: write when each part of the last two steps ran there, for Chrome's tracing\n"
+                  "(a picture of it: bench/timeline_picture.py)")
+      ->type_name("FILE");
   sub->add_flag("--json", flags->json, "print one JSON object");
   flags->add_engine(*sub);
   sub->footer(fmt::format(

@@ -91,6 +91,7 @@ class WithoutModel(CliTest):
             "--seed": ["-1", "nan", "18446744073709551616"],
             "--fast-memory": ["0", "-1", "nan", "inf", "1e30", "text", "5XiB"],
             "--capacity-memory": ["0", "-1", "text"],
+            "--device-memory": ["0", "-1", "5XiB", "1GiB"],  # the last: there is no GPU's memory to bound
             "--capacity-file": [":1GiB", "kv:0", "kv:20GiBB", "kv:1e30"],
             "--device": ["gpu", "cuda:", "cuda:x", "cuda:-1"],
             "--attention": ["full"],
@@ -368,7 +369,7 @@ class WithModel(CliTest):
                 planned, memory = plan["fast"]["bytes"], live["memory"]
                 self.assertEqual(planned, memory["fast_bytes_planned"], shared)
                 self.assertLessEqual(memory["fast_bytes_peak"], planned, shared)
-                self.assertGreater(memory["fast_bytes_peak"], 0.99 * planned, shared)
+                self.assertGreater(memory["fast_bytes_peak"], 0.98 * planned, shared)
                 self.assertAlmostEqual(plan["capacity"]["bytes"], memory["capacity_bytes"],
                                        delta=0.01 * plan["capacity"]["bytes"])
                 beside = plan["beside"]

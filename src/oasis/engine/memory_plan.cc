@@ -68,6 +68,7 @@ Result<MemoryPlan> plan_memory(const model::ModelConfig& m, const EngineConfig& 
   c.score = e.block_score;
   c.serial = e.serial;
   c.forced_misses = e.forced_misses;
+  c.timeline = e.timeline;
   c.agreement_every = e.agreement_every;
   c.hooks = e.hooks;
 

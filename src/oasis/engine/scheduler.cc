@@ -181,7 +181,7 @@ bool Engine::Impl::prefill_item() {
 Status Engine::Impl::synthesize_prompt(EngineSequence& s, bool sparse, std::span<const kv::HomeId> shared) {
   OASIS_RETURN_IF_ERROR(drafter->attach(s.index));
   OASIS_RETURN_IF_ERROR(core->synthesize(s.index, s.prompt_length(), sparse, shared));
-  if (synthetic_homes.empty()) {
+  if (synthetic_homes.empty() && !config.synthetic_own_homes) {
     synthetic_homes = core->sequence(s.index).homes;
     for (const kv::HomeId home : synthetic_homes) homes->ref(home);
   }
