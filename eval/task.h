@@ -70,6 +70,7 @@ Result<Outcome> cap_sweep(const Context& context);
 Result<Outcome> k_sweep(const Context& context);
 Result<Outcome> resident_sweep(const Context& context);
 Result<Outcome> scorers(const Context& context);
+Result<Outcome> kv_types(const Context& context);
 Result<Outcome> recall(const Context& context);
 Result<Outcome> drift(const Context& context);
 Result<Outcome> accept(const Context& context);

@@ -103,6 +103,8 @@ class WithoutModel(CliTest):
             "--attention": ["full"],
             "--fetch": ["always"],
             "--block-score": ["max"],
+            "--kv-dtype": ["fp16", "FP8"],
+            "--summaries": ["int8"],
         }
         for flag, values in wrong.items():
             for value in values:
@@ -190,6 +192,9 @@ class WithoutModel(CliTest):
         fits = json.loads(self.works(*plan, "--concurrency", "16", "--fast-memory", "40GiB"))
         self.assertGreaterEqual(fits["batch"]["oasis"], 16)
         self.assertLess(fits["batch"]["dense"], fits["batch"]["oasis"])
+        fp8 = json.loads(self.works(*plan, "--concurrency", "16", "--fast-memory", "40GiB", "--kv-dtype", "fp8"))
+        self.assertEqual(fp8["link"]["bytes_per_step_at_cap"] * 256, fits["link"]["bytes_per_step_at_cap"] * 129)
+        self.assertGreater(fp8["batch"]["dense"], 1.8 * fits["batch"]["dense"])
         for wrong in (["--fast-memory", "1GiB"], ["--capacity-memory", "1GiB"],
                       ["--capacity-file", "kv:1GiB"]):
             run = oasis(*plan, "--concurrency", "16", *wrong)
@@ -407,16 +412,16 @@ class WithModel(CliTest):
     def test_a_plan_agrees_with_the_run(self):
         text = self.dir / "text"
         text.write_text("a stitch in time saves nine and " * 70)
-        for attention in ("dense", "sparse", "auto"):
+        for attention, kv_dtype in (("dense", "bf16"), ("sparse", "bf16"), ("auto", "bf16"), ("auto", "fp8")):
             for draft in ("none", f"eagle3:{HEAD}"):
-                shared = ["--attention", attention, "--draft", draft, "--top-k-blocks", "8"]
+                shared = ["--attention", attention, "--kv-dtype", kv_dtype, "--draft", draft, "--top-k-blocks", "8"]
                 live = self.generate("-f", text, *shared, tokens=24)
                 context = live["prompt_tokens"] + 24
                 plan = json.loads(self.works("plan", "-m", MODEL, "--context", context, "--json", *shared))
                 planned, memory = plan["fast"]["bytes"], live["memory"]
                 self.assertEqual(planned, memory["fast_bytes_planned"], shared)
                 self.assertLessEqual(memory["fast_bytes_peak"], planned, shared)
-                self.assertGreater(memory["fast_bytes_peak"], 0.99 * planned, shared)
+                self.assertGreater(memory["fast_bytes_peak"], 0.98 * planned, shared)
                 self.assertAlmostEqual(plan["capacity"]["bytes"], memory["capacity_bytes"],
                                        delta=0.01 * plan["capacity"]["bytes"])
                 beside = plan["beside"]

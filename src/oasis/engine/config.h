@@ -25,6 +25,7 @@ struct EngineConfig {
   int32_t top_k_blocks = 128;  // K
   double resident_ratio = 0;   // R = floor(ratio * K); 0: what fast_memory gives, K .. 1.5 K
   lookahead::BlockScore block_score = lookahead::BlockScore::kShrunk;
+  kv::KvType kv_type = kv::KvType::kBf16;       // FP8: half the slots, homes and bytes between them
   kv::KvType summary_type = kv::KvType::kBf16;  // FP8: half the summaries and half their scan
   lookahead::FetchMode fetch = lookahead::FetchMode::kBounded;
   double fetch_ratio = 0.05;

@@ -56,6 +56,7 @@ Result<MemoryPlan> plan_memory(const model::ModelConfig& m, const EngineConfig& 
              .kv_heads = m.kv_heads,
              .head_dim = m.head_dim,
              .block_size = e.block_size,
+             .type = e.kv_type,
              .summary_type = e.summary_type};
   c.q_per_kv = m.heads / m.kv_heads;
   c.max_sequences = e.max_sequences;
