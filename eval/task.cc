@@ -103,9 +103,13 @@ Result<std::vector<std::vector<Json>>> forced_grid(const Context& context, const
             OASIS_RETURN_IF_ERROR(run(dense(context), nullptr, &reference).status());
           }
           OASIS_ASSIGN_OR_RETURN(const Run r, run(v, &reference, nullptr));
-          return sums(r, context.heads());
+          Json j = sums(r, context.heads());
+          if (v.finish) v.finish(j);
+          return j;
         };
-        units.push_back({fmt::format("{} steps{}", describe(context, v.config, tokens), context.steps), work});
+        units.push_back({fmt::format("{} steps{}{}", describe(context, v.config, tokens), context.steps,
+                                     v.finish ? " " + v.name : ""),
+                         work});
       }
     }
   }
@@ -120,7 +124,7 @@ Result<std::vector<std::vector<Json>>> forced_grid(const Context& context, const
 
 std::vector<std::string> quality_columns(std::vector<std::string> first) {
   for (const char* c :
-       {"agreement", "cover", "misses", "fetched", "bytes/step", "perplexity", "KL", "top-1", "tokens"}) {
+       {"agreement", "cover", "misses", "fetched", "bytes/step", "tokens/s", "perplexity", "KL", "top-1", "tokens"}) {
     first.push_back(c);
   }
   return first;
@@ -134,6 +138,7 @@ std::vector<Json> quality_row(std::vector<Json> first, const Json& s) {
   first.push_back(maybe(ratio(s, "misses", "head_steps")));
   first.push_back(maybe(ratio(s, "fetched", "head_steps")));
   first.push_back(maybe(std::round(ratio(s, "bytes", "steps"))));
+  first.push_back(s["timed_tokens"].get<int64_t>() ? Json(1 / ratio(s, "timed_seconds", "timed_tokens")) : Json());
   first.push_back(std::exp(ratio(s, "nll", "tokens")));
   first.push_back(ratio(s, "kl", "tokens"));
   first.push_back(ratio(s, "top1", "tokens"));

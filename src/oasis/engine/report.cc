@@ -96,10 +96,15 @@ void Engine::Impl::snapshot() {
   m.weight_bytes = static_cast<int64_t>(checkpoint.weight_bytes());
   m.free_pages = core->free_pages();
   m.pages = plan.core.pages;
+  const auto add = [&](const EngineSequence& s) {
+    m.sequences.push_back(info(s));
+    m.proposed += s.stats.proposed, m.compared += s.stats.compared;
+    m.right += s.stats.right, m.accepted += s.stats.accepted;
+  };
   for (const EngineSequence* s : by_index) {
-    if (s) m.sequences.push_back(info(*s));
+    if (s) add(*s);
   }
-  for (const EngineSequence* s : preempted) m.sequences.push_back(info(*s));
+  for (const EngineSequence* s : preempted) add(*s);
   for (size_t i = 0; i < std::min<size_t>(waiting.size(), 100); ++i) m.sequences.push_back(info(*waiting[i]));
   std::lock_guard lock(mutex);
   published = std::move(m);

@@ -65,6 +65,7 @@ class KvCore {
   ~KvCore();
 
   const CoreConfig& config() const { return config_; }
+  kv::HomeStore& homes() const { return homes_; }
   const Sequence& sequence(int32_t index) const { return sequences_[static_cast<size_t>(index)]; }
 
   // --- Memory, for the scheduler ---
