@@ -103,7 +103,7 @@ void multiply(cuda::CudaStream& s, const Plan& plan, bool accumulate, const void
 
 // The fastest of a few algorithms, by trying: each with weights that no cache holds. Synchronises, allocates.
 void tune(cuda::CudaStream& s, Plan& plan, const Shape& shape, const void* x, const void* w, std::byte* workspace) {
-  constexpr int kTried = 8, kRuns = 3;
+  constexpr int kTried = 8, kRuns = 5;
   constexpr size_t kCacheBytes = size_t{128} << 20;  // more than any L2
   std::byte *cache = nullptr, *y = nullptr;
   const auto y_bytes = static_cast<size_t>((shape.rows - 1) * shape.y_stride + shape.n) * sizeof(float);
@@ -113,6 +113,7 @@ void tune(cuda::CudaStream& s, Plan& plan, const Shape& shape, const void* x, co
     return;
   }
   OASIS_CUDA_CHECK(cudaMemsetAsync(y, 0, y_bytes, s.handle()));
+  OASIS_CUDA_CHECK(cudaDeviceSynchronize());  // alone: what other streams run beside it would decide
   cudaEvent_t begin = nullptr, end = nullptr;
   OASIS_CUDA_CHECK(cudaEventCreate(&begin));
   OASIS_CUDA_CHECK(cudaEventCreate(&end));

@@ -1,5 +1,5 @@
-// y = x W^T for few rows, where the time is that of reading W once. A CTA makes 16 outputs: its warps share the columns,
-// 32 at a time in turns, and add their sums up in shared memory. A lane reads 16 bytes of two rows of W as they lie;
+// y = x W^T for few rows, where the time is that of reading W once. A CTA makes 8 outputs at a time: its warps share the
+// columns, 32 at a time in turns, and add their sums up in shared memory. A lane reads 16 bytes of a row of W as they lie;
 // which eight of the 32 columns these are does not matter, as long as x is taken in the same order, so both are operands
 // of a matrix instruction without a detour. What a lane reads first does not depend on x: it is on its way before the
 // kernel that makes x has ended.
@@ -13,7 +13,7 @@
 namespace oasis::kernels {
 namespace {
 
-constexpr int kTile = 16, kChunk = 32;  // outputs of a tile, columns that a warp takes at once
+constexpr int kTile = 8, kChunk = 32;  // outputs of a tile, columns that a warp takes at once
 constexpr int kWarps = 8, kThreads = 32 * kWarps, kCtasPerSm = 2;
 constexpr int kPad = 32;  // elements between rows in shared memory, so that rows start in different banks
 
@@ -78,25 +78,23 @@ __device__ void norm_rows(const FewRowsParams& p, uint16_t* normed) {
 // Grid: CTAs that share the tiles.
 template <In kIn, Out kOut>
 __global__ void __launch_bounds__(kThreads, kCtasPerSm) few_rows(const Args a) {
-  constexpr int kMatrices = kOut == Out::kGated ? 2 : 1, kAhead = 4 / kMatrices;
+  constexpr int kMatrices = kOut == Out::kGated ? 2 : 1, kAhead = 8 / kMatrices;
   extern __shared__ __align__(16) uint16_t normed[];
   __shared__ float partial[kWarps][kMatrices][kFewRows][kTile];
   const FewRowsParams& p = a.p;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   cudaTriggerProgrammaticLaunchCompletion();
 
-  // This lane's rows of W in a tile: g and g + 8.
+  // This lane's row of W in a tile is g.
   const auto* w = static_cast<const uint16_t*>(p.w) + int64_t{g} * p.k + t * 8;
-  uint4 next[kAhead][kMatrices][2];
+  uint4 next[kAhead][kMatrices];
   const auto load = [&](int64_t tile, int chunk) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (chunk + i * kWarps >= a.chunks) break;
 #pragma unroll
       for (int m = 0; m < kMatrices; ++m) {
-        const uint16_t* at = w + (tile + m * a.tiles) * kTile * p.k + int64_t{chunk + i * kWarps} * kChunk;
-        next[i][m][0] = load_weights(at);
-        next[i][m][1] = load_weights(at + 8 * p.k);
+        next[i][m] = load_weights(w + (tile + m * a.tiles) * kTile * p.k + int64_t{chunk + i * kWarps} * kChunk);
       }
     }
   };
@@ -119,11 +117,11 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm) few_rows(const Args a) {
   for (; tile < a.tiles; tile += gridDim.x) {
     float sum[kMatrices][4] = {};
     for (int chunk = warp; chunk < a.chunks; chunk += kAhead * kWarps) {
-      uint4 now[kAhead][kMatrices][2];
+      uint4 now[kAhead][kMatrices];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
 #pragma unroll
-        for (int m = 0; m < kMatrices; ++m) now[i][m][0] = next[i][m][0], now[i][m][1] = next[i][m][1];
+        for (int m = 0; m < kMatrices; ++m) now[i][m] = next[i][m];
       }
       const bool last = chunk + kAhead * kWarps >= a.chunks;
       if (!last) {
@@ -137,17 +135,15 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm) few_rows(const Args a) {
         const uint4 x = x_of(chunk + i * kWarps);
 #pragma unroll
         for (int m = 0; m < kMatrices; ++m) {
-          const uint4 lower = now[i][m][0], upper = now[i][m][1];
-          mma_bf16(sum[m], {lower.x, upper.x, lower.y, upper.y}, x.x, x.y);
-          mma_bf16(sum[m], {lower.z, upper.z, lower.w, upper.w}, x.z, x.w);
+          mma_bf16(sum[m], {x.x, 0, x.y, 0}, now[i][m].x, now[i][m].y);
+          mma_bf16(sum[m], {x.z, 0, x.w, 0}, now[i][m].z, now[i][m].w);
         }
       }
     }
     __syncthreads();
 #pragma unroll
     for (int m = 0; m < kMatrices; ++m) {
-      partial[warp][m][2 * t][g] = sum[m][0], partial[warp][m][2 * t + 1][g] = sum[m][1];
-      partial[warp][m][2 * t][g + 8] = sum[m][2], partial[warp][m][2 * t + 1][g + 8] = sum[m][3];
+      partial[warp][m][g][2 * t] = sum[m][0], partial[warp][m][g][2 * t + 1] = sum[m][1];
     }
     __syncthreads();
     const int r = threadIdx.x / kTile, i = threadIdx.x % kTile;
@@ -176,7 +172,9 @@ void launch(cuda::CudaStream& s, const FewRowsParams& p) {
     OASIS_CUDA_CHECK(cudaFuncSetAttribute(few_rows<kIn, kOut>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           static_cast<int>(bytes)));
   }
-  const int64_t ctas = std::min<int64_t>(a.tiles, int64_t{kCtasPerSm} * s.sms());
+  // Each CTA gets as many tiles as any other.
+  const int64_t most = int64_t{kCtasPerSm} * s.sms(), rounds = (a.tiles + most - 1) / most;
+  const int64_t ctas = (a.tiles + rounds - 1) / rounds;
   launch_early(few_rows<kIn, kOut>, dim3(static_cast<unsigned>(ctas)), kThreads, bytes, s.handle(), a);
 }
 
