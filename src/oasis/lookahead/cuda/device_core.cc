@@ -18,7 +18,7 @@ DeviceCore::DeviceCore(Device& device, KvCore& core, int transfer_ctas)
   transfer_stream_ = std::make_unique<cuda::CudaStream>(gpu, true, transfer_ctas);
   side_stream_ = std::make_unique<cuda::CudaStream>(gpu, false, 0);
   OASIS_CUDA_CHECK(cudaEventCreateWithFlags(&side_ended_, cudaEventDisableTiming));
-  for (auto* events : {&appended_, &ranked_, &attended_}) {
+  for (auto* events : {&appended_, &scored_, &attended_}) {
     events->resize(static_cast<size_t>(config_.shape.layers));
     for (cudaEvent_t& event : *events) OASIS_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   }
@@ -28,7 +28,7 @@ DeviceCore::~DeviceCore() {
   drain();
   core_.set_mirror(nullptr);
   cudaEventDestroy(side_ended_);
-  for (auto* events : {&appended_, &ranked_, &attended_}) {
+  for (auto* events : {&appended_, &scored_, &attended_}) {
     for (cudaEvent_t event : *events) cudaEventDestroy(event);
   }
 }

@@ -132,7 +132,7 @@ void DeviceCore::after_qkv(cuda::CudaStream& stream, const StepKind& kind, int l
   const auto l = static_cast<size_t>(layer);
   qkv.q_scoring = kind.sparse ? q_scoring_ : nullptr;
   // The queries of the layer before have been scored long since.
-  if (kind.sparse && layer > 0) OASIS_CUDA_CHECK(cudaStreamWaitEvent(stream.handle(), ranked_[l - 1]));
+  if (kind.sparse && layer > 0) OASIS_CUDA_CHECK(cudaStreamWaitEvent(stream.handle(), scored_[l - 1]));
   kernels::step_qkv(stream, t, layer, qkv);
   cuda::CudaStream& side = *side_stream_;
   order(stream, appended_[l], side);
@@ -148,13 +148,13 @@ void DeviceCore::after_qkv(cuda::CudaStream& stream, const StepKind& kind, int l
         .blocks = predicted_ + at(layer, 0) * c.resident_blocks,
         .block_scores = c.fetch == FetchMode::kAdaptive ? predicted_scores_ : nullptr,
         .block_stride = c.resident_blocks,
-        .count = predicted_count_ + at(layer, 0)});
+        .count = predicted_count_ + at(layer, 0),
+        .scored = scored_[l]});
   if (c.forced_misses >= 0) {
     kernels::step_force_misses(side, t, layer, c.forced_misses, predicted_ + at(layer, 0) * c.resident_blocks,
                                c.resident_blocks, predicted_count_ + at(layer, 0));
   }
   if (kind.ranks_all) kernels::step_clamp(side, t, predicted_count_ + at(layer, 0));
-  OASIS_CUDA_CHECK(cudaEventRecord(ranked_[l], side.handle()));
 }
 
 // The best k blocks of every item and head, by the item's rows of q.
@@ -172,6 +172,7 @@ void DeviceCore::rank(cuda::CudaStream& stream, const StepKind& kind, int layer,
                           .q_stride = r.q_stride,
                           .scores = scores_,
                           .score_stride = c.max_blocks});
+  if (r.scored) OASIS_CUDA_CHECK(cudaEventRecord(r.scored, stream.handle()));
   kernels_.topk(stream, {.scores = scores_,
                          .score_stride = c.max_blocks,
                          .candidates = r.candidates,
