@@ -41,6 +41,8 @@ class CudaGraphStep : public GraphStep {
         stream_(cuda::as_cuda(device.foreground())),
         transformer_(transformer),
         model_(transformer.config()),
+        width_(int64_t{model_.heads} * model_.head_dim),
+        qkv_width_(width_ + 2 * int64_t{model_.kv_heads} * model_.head_dim),
         weights_(transformer.device_weights().weights()),
         drafter_(drafter),
         config_(config),
@@ -69,12 +71,17 @@ class CudaGraphStep : public GraphStep {
   void capture(const GraphKey& key);
   void chain(const GraphKey& key);
   void layer(const GraphKey& key, int l, int64_t rows);
+  void project_qkv(const model::LayerWeights& w, int64_t rows);
+  void output_and_mlp(const model::LayerWeights& w, int64_t rows);
+  void logits(const GraphKey& key);
+  bool few(int64_t rows) const;
   void fold_taps(int l, int64_t rows);
 
   Device& device_;
   CudaStream& stream_;
   model::Transformer& transformer_;
   const model::ModelConfig& model_;
+  const int64_t width_, qkv_width_;  // of a row's queries; with its keys and values
   const model::ModelWeights& weights_;
   draft::Drafter& drafter_;
   const EngineConfig& config_;
@@ -93,7 +100,7 @@ class CudaGraphStep : public GraphStep {
 Status CudaGraphStep::allocate(int32_t most_rows) {
   const auto& m = model_;
   const int64_t sequences = config_.max_sequences, rows = sequences * most_rows;
-  const int64_t width = int64_t{m.heads} * m.head_dim, kv_width = int64_t{m.kv_heads} * m.head_dim;
+  const int64_t width = width_;
   logit_rows_ = config_.accept_drafts ? rows : sequences;
   const auto lay_out = [&](std::byte* base) {
     Carver carve(base);
@@ -101,7 +108,7 @@ Status CudaGraphStep::allocate(int32_t most_rows) {
     take(tokens_, rows);
     take(best_, logit_rows_);
     take(x_, rows * m.hidden);
-    take(qkv_, rows * (width + 2 * kv_width));
+    take(qkv_, rows * qkv_width_);
     take(q_, rows * width);
     take(attention_, rows * width);
     take(gate_up_, rows * 2 * m.intermediate);
@@ -184,10 +191,7 @@ void CudaGraphStep::chain(const GraphKey& key) {
   }
   fold_taps(model_.layers, rows);
   const int64_t count = int64_t{kind.batch} * key.verified;
-  kernels::norm_to_bf16(stream_, x_, weights_.output_norm.data(), model_.rms_eps, model_.hidden, count, key.verified,
-                        kind.rows, narrow_);
-  kernels::gemm_bf16(stream_, narrow_, count, model_.hidden, weights_.lm_head.data, model_.vocab, logits_, model_.vocab,
-                     false);
+  logits(key);
   kernels::argmax_cuda(stream_, {.x = logits_, .rows = count, .cols = model_.vocab, .best = best_});
   core_->mark(stream_, kind, "logits");
   OASIS_CUDA_CHECK(cudaMemcpyAsync(best_home_.data(), best_, static_cast<size_t>(count) * 4, cudaMemcpyDeviceToHost,
@@ -205,9 +209,7 @@ void CudaGraphStep::fold_taps(int l, int64_t rows) {
 void CudaGraphStep::layer(const GraphKey& key, int l, int64_t rows) {
   const auto& m = model_;
   const model::LayerWeights& w = weights_.layers[static_cast<size_t>(l)];
-  const int64_t width = int64_t{m.heads} * m.head_dim, qkv_width = width + 2 * int64_t{m.kv_heads} * m.head_dim;
-  kernels::norm_to_bf16(stream_, x_, w.attn_norm.data(), m.rms_eps, m.hidden, rows, 1, 1, narrow_);
-  kernels::gemm_bf16(stream_, narrow_, rows, m.hidden, w.q.data, qkv_width, qkv_, qkv_width, false);
+  project_qkv(w, rows);
   core_->mark(stream_, key.kind, "QKV", l);
   core_->after_qkv(stream_, key.kind, l,
                    {.qkv = qkv_,
@@ -223,6 +225,69 @@ void CudaGraphStep::layer(const GraphKey& key, int l, int64_t rows) {
   core_->mark(stream_, key.kind, "attention", l);
   core_->finish_layer(stream_, key.kind, l);
   core_->mark(stream_, key.kind, "select", l);
+  output_and_mlp(w, rows);
+  core_->mark(stream_, key.kind, "output, MLP", l);
+}
+
+// Whether all products of so many rows are those of few rows, which take in what stands between products.
+bool CudaGraphStep::few(int64_t rows) const {
+  const auto& m = model_;
+  return m.hidden <= kernels::kMostNormed && kernels::takes_few_rows(rows, m.hidden, qkv_width_) &&
+         kernels::takes_few_rows(rows, width_, m.hidden) && kernels::takes_few_rows(rows, m.hidden, m.intermediate) &&
+         kernels::takes_few_rows(rows, m.intermediate, m.hidden) && kernels::takes_few_rows(rows, m.hidden, m.vocab);
+}
+
+void CudaGraphStep::project_qkv(const model::LayerWeights& w, int64_t rows) {
+  const auto& m = model_;
+  if (few(rows)) {
+    return kernels::gemm_few_rows(stream_, {.rows = static_cast<int32_t>(rows),
+                                            .k = m.hidden,
+                                            .n = qkv_width_,
+                                            .w = w.q.data,
+                                            .x = x_,
+                                            .x_stride = m.hidden,
+                                            .norm = w.attn_norm.data(),
+                                            .eps = m.rms_eps,
+                                            .y = qkv_,
+                                            .y_stride = qkv_width_});
+  }
+  kernels::norm_to_bf16(stream_, x_, w.attn_norm.data(), m.rms_eps, m.hidden, rows, 1, 1, narrow_);
+  kernels::gemm_bf16(stream_, narrow_, rows, m.hidden, w.q.data, qkv_width_, qkv_, qkv_width_, false);
+}
+
+void CudaGraphStep::output_and_mlp(const model::LayerWeights& w, int64_t rows) {
+  const auto& m = model_;
+  const int64_t width = width_;
+  if (few(rows)) {
+    const auto count = static_cast<int32_t>(rows);
+    kernels::gemm_few_rows(stream_, {.rows = count,
+                                     .k = width,
+                                     .n = m.hidden,
+                                     .w = w.o.data,
+                                     .x = attention_,
+                                     .x_stride = width,
+                                     .y = x_,
+                                     .y_stride = m.hidden,
+                                     .accumulate = true});
+    kernels::gemm_few_rows(stream_, {.rows = count,
+                                     .k = m.hidden,
+                                     .n = 2 * int64_t{m.intermediate},
+                                     .w = w.gate.data,
+                                     .x = x_,
+                                     .x_stride = m.hidden,
+                                     .norm = w.ffn_norm.data(),
+                                     .eps = m.rms_eps,
+                                     .gated = narrow_});
+    return kernels::gemm_few_rows(stream_, {.rows = count,
+                                            .k = m.intermediate,
+                                            .n = m.hidden,
+                                            .w = w.down.data,
+                                            .x_bf16 = narrow_,
+                                            .x_stride = m.intermediate,
+                                            .y = x_,
+                                            .y_stride = m.hidden,
+                                            .accumulate = true});
+  }
   kernels::round_rows(stream_, attention_, width, rows, width, narrow_);
   kernels::gemm_bf16(stream_, narrow_, rows, width, w.o.data, m.hidden, x_, m.hidden, true);
   kernels::norm_to_bf16(stream_, x_, w.ffn_norm.data(), m.rms_eps, m.hidden, rows, 1, 1, narrow_);
@@ -230,7 +295,28 @@ void CudaGraphStep::layer(const GraphKey& key, int l, int64_t rows) {
                      2 * int64_t{m.intermediate}, false);
   kernels::swiglu_to_bf16(stream_, gate_up_, rows, m.intermediate, narrow_);
   kernels::gemm_bf16(stream_, narrow_, rows, m.intermediate, w.down.data, m.hidden, x_, m.hidden, true);
-  core_->mark(stream_, key.kind, "output, MLP", l);
+}
+
+void CudaGraphStep::logits(const GraphKey& key) {
+  const auto& m = model_;
+  const int64_t count = int64_t{key.kind.batch} * key.verified;
+  if (few(count)) {
+    return kernels::gemm_few_rows(stream_, {.rows = static_cast<int32_t>(count),
+                                            .k = m.hidden,
+                                            .n = m.vocab,
+                                            .w = weights_.lm_head.data,
+                                            .x = x_,
+                                            .x_stride = m.hidden,
+                                            .norm = weights_.output_norm.data(),
+                                            .eps = m.rms_eps,
+                                            .per_item = key.verified,
+                                            .item_rows = key.kind.rows,
+                                            .y = logits_,
+                                            .y_stride = m.vocab});
+  }
+  kernels::norm_to_bf16(stream_, x_, weights_.output_norm.data(), m.rms_eps, m.hidden, count, key.verified,
+                        key.kind.rows, narrow_);
+  kernels::gemm_bf16(stream_, narrow_, count, m.hidden, weights_.lm_head.data, m.vocab, logits_, m.vocab, false);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Activations on their way into a product: rounded to bf16.
 #include "oasis/kernels/cuda/convert.cuh"
+#include "oasis/kernels/cuda/launch.cuh"
 #include "oasis/kernels/matmul/matmul_cuda.h"
 
 namespace oasis::kernels {
@@ -9,6 +10,8 @@ namespace {
 template <bool wide>
 __global__ void to_bf16_kernel(const float* x, int64_t x_stride, int64_t rows, int64_t cols, uint16_t* out) {
   const int64_t quads = cols / 4, i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
   if (i >= rows * quads) return;
   const int64_t r = i / quads, c = i % quads * 4;
   const float* from = x + r * x_stride + c;
@@ -22,8 +25,8 @@ __global__ void to_bf16_kernel(const float* x, int64_t x_stride, int64_t rows, i
 void round_rows(cuda::CudaStream& s, const float* x, int64_t x_stride, int64_t rows, int64_t cols, uint16_t* out) {
   const bool wide = x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
   auto* kernel = wide ? to_bf16_kernel<true> : to_bf16_kernel<false>;
-  kernel<<<static_cast<unsigned>((rows * cols / 4 + 255) / 256), 256, 0, s.handle()>>>(x, x_stride, rows, cols, out);
-  OASIS_CUDA_CHECK(cudaGetLastError());
+  launch_early(kernel, dim3(static_cast<unsigned>((rows * cols / 4 + 255) / 256)), 256, 0, s.handle(), x, x_stride,
+               rows, cols, out);
 }
 
 }  // namespace oasis::kernels

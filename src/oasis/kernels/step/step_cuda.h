@@ -110,10 +110,9 @@ struct QkvParams {
 };
 void step_qkv(cuda::CudaStream&, const StepTables&, int layer, const QkvParams&);
 
-// Blocks that x_t completes: their summary into its page; then, before the layer's plan is published (a victim must be
-// home), block-heads and summary into the home record.
+// Blocks that x_t completes: their summary into its page; block-heads and summary into the home record. Before the
+// layer's plan is published: a victim must be home.
 void step_seal(cuda::CudaStream&, const StepTables&, int layer, float beta);
-void step_seal_home(cuda::CudaStream&, const StepTables&, int layer);
 
 // counts [batch, kv_heads] of ranked blocks: those of sparse sequences are cut to K, where others are ranked up to R.
 void step_clamp(cuda::CudaStream&, const StepTables&, int32_t* counts);

@@ -1,5 +1,6 @@
 // Tables, flags and the transfer: how a step passes from graph to graph (design section 4, "A mechanism that fits
 // CUDA").
+#include "oasis/kernels/cuda/launch.cuh"
 #include "oasis/kernels/step/step_cuda.h"
 
 namespace oasis::kernels {
@@ -129,6 +130,8 @@ __global__ void force_misses_kernel(StepTables t, int layer, int misses, int32_t
 }
 
 __global__ void wait_kernel(int layer, StepFlags* flags) {
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
   if (threadIdx.x != 0 || flags->timed_out != 0) return;  // one time-out is enough
   const int64_t waited = poll(&flags->done[layer], flags->step - 1);
   if (waited < 0) {
@@ -291,8 +294,7 @@ void step_force_misses(cuda::CudaStream& s, const StepTables& t, int layer, int 
 }
 
 void step_wait(cuda::CudaStream& s, int layer, StepFlags* flags) {
-  wait_kernel<<<1, 32, 0, s.handle()>>>(layer, flags);
-  OASIS_CUDA_CHECK(cudaGetLastError());
+  launch_early(wait_kernel, dim3(1), 32, 0, s.handle(), layer, flags);
 }
 
 void step_publish(cuda::CudaStream& s, const StepTables& t, int layer, Copy* copies, StepFlags* flags) {

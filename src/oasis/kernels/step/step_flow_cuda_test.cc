@@ -168,7 +168,6 @@ TEST_F(StepCuda, WhatIsSealedIsHomeAndWhatIsPlannedIsInItsSlotInEveryRound) {
     slots(kSource, true);
     for (int32_t layer = 0; layer < kLayers; ++layer) {
       step_seal(foreground(), t, layer, .5f);
-      step_seal_home(foreground(), t, layer);
       step_publish(foreground(), t, layer, copies.device() + layer * kSequences * kHeads * 2, in.flags.device());
     }
     step_epilogue(foreground(), t, in.flags.device());

@@ -1,5 +1,7 @@
 // The step's model pieces: what stands between the products.
+#include "oasis/kernels/cuda/convert.cuh"
 #include "oasis/kernels/cuda/fp8_row.cuh"
+#include "oasis/kernels/cuda/launch.cuh"
 #include "oasis/kernels/seal/seal_block.cuh"
 #include "oasis/kernels/step/step_cuda.h"
 
@@ -38,6 +40,8 @@ __global__ void qkv_kernel(StepTables t, int layer, QkvParams p) {
   extern __shared__ float values[];  // [head_dim]
   const int row = blockIdx.x, s = row / t.rows, j = row % t.rows, i = threadIdx.x;
   const StepItem& item = t.items[s];
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
   if (j >= item.rows) return;
   const int d = t.head_dim, half = d / 2, heads = t.kv_heads * t.q_per_kv, column = blockIdx.y;
   const bool is_q = column < heads, is_v = column >= heads + t.kv_heads;
@@ -86,7 +90,7 @@ __device__ std::byte* summary_rows(const StepTables& t, const StepItem& item, in
          h * t.summaries.head_stride;
 }
 
-// Grid [items, kv_heads], head_dim threads.
+// Grid [items, kv_heads], head_dim threads: the sealed block's summary, and K, V and summary into its home record.
 __global__ void seal_kernel(StepTables t, int layer, float beta) {
   __shared__ float scratch[32];
   const int s = blockIdx.x, h = blockIdx.y;
@@ -95,14 +99,8 @@ __global__ void seal_kernel(StepTables t, int layer, float beta) {
   if (!slot) return;
   write_summary<1>(t.pool, slot, t.block_size, t.head_dim, beta, t.summaries.type, summary_rows(t, item, layer, h),
                    scratch);
-}
-
-// Grid [items, kv_heads]: the sealed block's K, V and summary into its home record.
-__global__ void seal_home_kernel(StepTables t, int layer) {
-  const int s = blockIdx.x, h = blockIdx.y;
-  const StepItem& item = t.items[s];
-  const std::byte* slot = sealed_slot(t, item, layer, s, h);
-  if (!slot || !item.seal_home) return;  // without a home: writing it has failed, the sequence ends after this step
+  if (!item.seal_home) return;  // writing it has failed, the sequence ends after this step
+  __syncthreads();
   write_block_head(t.pool, slot, t.block_size, t.head_dim,
                    item.seal_home + layer * t.home_layer_stride + h * t.block_head_bytes);
   const auto* rows = reinterpret_cast<const uint32_t*>(summary_rows(t, item, layer, h));
@@ -118,6 +116,8 @@ __global__ void norm_kernel(const float* x, const float* weight, float eps, int6
   const auto* from = reinterpret_cast<const float4*>(x + row * cols);
   const auto* w = reinterpret_cast<const float4*>(weight);
   auto* to = reinterpret_cast<ushort4*>(out + i * cols);
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
   float squares = 0;
   for (int64_t c = threadIdx.x; c < cols / 4; c += blockDim.x) {
     const float4 v = from[c];
@@ -135,6 +135,8 @@ __device__ float swiglu(float gate, float up) { return gate / (1.0f + expf(-gate
 
 __global__ void swiglu_kernel(const float* gate_up, int64_t rows, int64_t inner, uint16_t* out) {
   const int64_t quads = inner / 4, i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
   if (i >= rows * quads) return;
   const int64_t r = i / quads, c = i % quads;
   const auto* from = reinterpret_cast<const float4*>(gate_up + r * 2 * inner);
@@ -149,8 +151,8 @@ __global__ void swiglu_kernel(const float* gate_up, int64_t rows, int64_t inner,
 void step_qkv(cuda::CudaStream& s, const StepTables& t, int layer, const QkvParams& p) {
   const dim3 grid(static_cast<unsigned>(t.batch * t.rows), static_cast<unsigned>(t.kv_heads * (t.q_per_kv + 2)));
   OASIS_CHECK(t.head_dim % 32 == 0, "head_dim {}: a captured step takes multiples of 32", t.head_dim);
-  qkv_kernel<<<grid, t.head_dim, static_cast<size_t>(t.head_dim) * sizeof(float), s.handle()>>>(t, layer, p);
-  OASIS_CUDA_CHECK(cudaGetLastError());
+  launch_early(qkv_kernel, grid, static_cast<unsigned>(t.head_dim), static_cast<size_t>(t.head_dim) * sizeof(float),
+               s.handle(), t, layer, p);
 }
 
 void step_seal(cuda::CudaStream& s, const StepTables& t, int layer, float beta) {
@@ -159,23 +161,15 @@ void step_seal(cuda::CudaStream& s, const StepTables& t, int layer, float beta) 
   OASIS_CUDA_CHECK(cudaGetLastError());
 }
 
-void step_seal_home(cuda::CudaStream& s, const StepTables& t, int layer) {
-  const dim3 grid(static_cast<unsigned>(t.batch), static_cast<unsigned>(t.kv_heads));
-  seal_home_kernel<<<grid, 128, 0, s.handle()>>>(t, layer);
-  OASIS_CUDA_CHECK(cudaGetLastError());
-}
-
 void norm_to_bf16(cuda::CudaStream& s, const float* x, const float* weight, float eps, int64_t cols, int64_t count,
                   int32_t per_item, int32_t rows, uint16_t* out) {
-  norm_kernel<<<static_cast<unsigned>(count), cols >= 2048 ? 512 : 128, 0, s.handle()>>>(x, weight, eps, cols, per_item,
-                                                                                         rows, out);
-  OASIS_CUDA_CHECK(cudaGetLastError());
+  launch_early(norm_kernel, dim3(static_cast<unsigned>(count)), cols >= 2048 ? 512 : 128, 0, s.handle(), x, weight, eps,
+               cols, per_item, rows, out);
 }
 
 void swiglu_to_bf16(cuda::CudaStream& s, const float* gate_up, int64_t rows, int64_t inner, uint16_t* out) {
-  swiglu_kernel<<<static_cast<unsigned>((rows * inner / 4 + 255) / 256), 256, 0, s.handle()>>>(gate_up, rows, inner,
-                                                                                               out);
-  OASIS_CUDA_CHECK(cudaGetLastError());
+  launch_early(swiglu_kernel, dim3(static_cast<unsigned>((rows * inner / 4 + 255) / 256)), 256, 0, s.handle(), gate_up,
+               rows, inner, out);
 }
 
 }  // namespace oasis::kernels

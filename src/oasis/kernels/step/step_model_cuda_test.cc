@@ -200,7 +200,6 @@ TEST_F(StepCuda, SealEqualsTheOpAndWritesTheHomeRecord) {
     in.upload();
     const int32_t layer = 2;
     step_seal(foreground(), in.tables(), layer, beta);
-    step_seal_home(foreground(), in.tables(), layer);
     const std::vector<std::byte> got = in.summaries.download();
 
     std::vector<std::byte> want = in.summaries.host;

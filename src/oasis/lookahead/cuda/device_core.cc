@@ -16,8 +16,9 @@ DeviceCore::DeviceCore(Device& device, KvCore& core, int transfer_ctas)
   int gpu = 0;
   OASIS_CUDA_CHECK(cudaGetDevice(&gpu));
   transfer_stream_ = std::make_unique<cuda::CudaStream>(gpu, true, transfer_ctas);
-  home_stream_ = std::make_unique<cuda::CudaStream>(gpu, false, 0);
-  for (auto* events : {&sealed_, &home_}) {
+  side_stream_ = std::make_unique<cuda::CudaStream>(gpu, false, 0);
+  OASIS_CUDA_CHECK(cudaEventCreateWithFlags(&side_ended_, cudaEventDisableTiming));
+  for (auto* events : {&appended_, &scored_, &attended_}) {
     events->resize(static_cast<size_t>(config_.shape.layers));
     for (cudaEvent_t& event : *events) OASIS_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   }
@@ -26,7 +27,8 @@ DeviceCore::DeviceCore(Device& device, KvCore& core, int transfer_ctas)
 DeviceCore::~DeviceCore() {
   drain();
   core_.set_mirror(nullptr);
-  for (auto* events : {&sealed_, &home_}) {
+  cudaEventDestroy(side_ended_);
+  for (auto* events : {&appended_, &scored_, &attended_}) {
     for (cudaEvent_t event : *events) cudaEventDestroy(event);
   }
 }

@@ -93,6 +93,7 @@ class DeviceCore : public Mirror {
     float* block_scores = nullptr;
     int64_t block_stride;
     int32_t* count;
+    cudaEvent_t scored = nullptr;  // recorded when q has been read
   };
   void rank(cuda::CudaStream& stream, const StepKind& kind, int layer, const Ranking& ranking);
   // Floats of a row of queries.
@@ -105,8 +106,10 @@ class DeviceCore : public Mirror {
   const CoreConfig& config_;
   const kernels::Kernels& kernels_;
   std::unique_ptr<cuda::CudaStream> transfer_stream_;
-  std::unique_ptr<cuda::CudaStream> home_stream_;  // beside the foreground, inside the step: blocks on their way home
-  std::vector<cudaEvent_t> sealed_, home_;         // [layers]
+  // Beside the foreground, inside the step: what the layer's output does not wait for. Seal, predict, select, publish.
+  std::unique_ptr<cuda::CudaStream> side_stream_;
+  std::vector<cudaEvent_t> appended_, scored_, attended_;  // [layers]
+  cudaEvent_t side_ended_ = nullptr;
   const int transfer_ctas_;
   std::vector<uint8_t> away_;         // [sequences]
   std::vector<int32_t> pages_known_;  // [sequences]: of a dense sequence, how many page numbers the device has

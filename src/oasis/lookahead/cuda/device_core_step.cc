@@ -4,6 +4,15 @@
 #include "oasis/lookahead/cuda/device_core.h"
 
 namespace oasis::lookahead {
+namespace {
+
+// `next` goes on once `first` has come to where it is now.
+void order(const cuda::CudaStream& first, cudaEvent_t event, const cuda::CudaStream& next) {
+  OASIS_CUDA_CHECK(cudaEventRecord(event, first.handle()));
+  OASIS_CUDA_CHECK(cudaStreamWaitEvent(next.handle(), event));
+}
+
+}  // namespace
 
 kernels::StepTables DeviceCore::tables(const StepKind& kind) const {
   kernels::StepTables t = fixed_;
@@ -152,16 +161,17 @@ std::vector<TimelineSpan> DeviceCore::timeline() {
 void DeviceCore::after_qkv(cuda::CudaStream& stream, const StepKind& kind, int layer, kernels::QkvParams qkv) {
   const CoreConfig& c = config_;
   const kernels::StepTables t = tables(kind);
+  const auto l = static_cast<size_t>(layer);
   qkv.q_scoring = kind.sparse ? q_scoring_ : nullptr;
+  // The queries of the layer before have been scored long since.
+  if (kind.sparse && layer > 0) OASIS_CUDA_CHECK(cudaStreamWaitEvent(stream.handle(), scored_[l - 1]));
   kernels::step_qkv(stream, t, layer, qkv);
-  kernels::step_seal(stream, t, layer, c.beta);
-  OASIS_CUDA_CHECK(cudaEventRecord(sealed_[static_cast<size_t>(layer)], stream.handle()));
-  OASIS_CUDA_CHECK(cudaStreamWaitEvent(home_stream_->handle(), sealed_[static_cast<size_t>(layer)]));
-  kernels::step_seal_home(*home_stream_, t, layer);
-  OASIS_CUDA_CHECK(cudaEventRecord(home_[static_cast<size_t>(layer)], home_stream_->handle()));
+  cuda::CudaStream& side = *side_stream_;
+  order(stream, appended_[l], side);
+  kernels::step_seal(side, t, layer, c.beta);
   if (!kind.sparse) return;
-  if (kind.measures) measure(stream, kind, layer, qkv.q);
-  rank(stream, kind, layer,
+  if (kind.measures) measure(side, kind, layer, qkv.q);
+  rank(side, kind, layer,
        {.row_begin = score_begin_,
         .candidates = candidates_,
         .q = q_scoring_,
@@ -170,12 +180,13 @@ void DeviceCore::after_qkv(cuda::CudaStream& stream, const StepKind& kind, int l
         .blocks = predicted_ + at(layer, 0) * c.resident_blocks,
         .block_scores = c.fetch == FetchMode::kAdaptive ? predicted_scores_ : nullptr,
         .block_stride = c.resident_blocks,
-        .count = predicted_count_ + at(layer, 0)});
+        .count = predicted_count_ + at(layer, 0),
+        .scored = scored_[l]});
   if (c.forced_misses >= 0) {
-    kernels::step_force_misses(stream, t, layer, c.forced_misses, predicted_ + at(layer, 0) * c.resident_blocks,
+    kernels::step_force_misses(side, t, layer, c.forced_misses, predicted_ + at(layer, 0) * c.resident_blocks,
                                c.resident_blocks, predicted_count_ + at(layer, 0));
   }
-  if (kind.ranks_all) kernels::step_clamp(stream, t, predicted_count_ + at(layer, 0));
+  if (kind.ranks_all) kernels::step_clamp(side, t, predicted_count_ + at(layer, 0));
 }
 
 // The best k blocks of every item and head, by the item's rows of q.
@@ -193,6 +204,7 @@ void DeviceCore::rank(cuda::CudaStream& stream, const StepKind& kind, int layer,
                           .q_stride = r.q_stride,
                           .scores = scores_,
                           .score_stride = c.max_blocks});
+  if (r.scored) OASIS_CUDA_CHECK(cudaEventRecord(r.scored, stream.handle()));
   kernels_.topk(stream, {.scores = scores_,
                          .score_stride = c.max_blocks,
                          .candidates = r.candidates,
@@ -251,36 +263,38 @@ void DeviceCore::attention(cuda::CudaStream& stream, const StepKind& kind, int l
                               .out_stride = width()});
 }
 
-// Select comes after attention here: its list is only read by the next step, so one list a head is enough.
+// Select comes after attention here: its list is only read by the next step, so one list a head is enough. The layer's
+// output and the layers after it do not wait for it.
 void DeviceCore::finish_layer(cuda::CudaStream& stream, const StepKind& kind, int layer) {
   if (!kind.sparse) return;
   const CoreConfig& c = config_;
   const kernels::StepTables& t = fixed_;
   const int64_t first = at(layer, 0);
-  kernels_.select(stream, {.items = kind.batch,
-                           .kv_heads = c.shape.kv_heads,
-                           .item = t.select_items + int64_t{layer} * c.max_sequences,
-                           .max_slots = c.slots(),
-                           .max_blocks = c.max_blocks,
-                           .predicted = predicted_ + first * c.resident_blocks,
-                           .predicted_scores = c.fetch == FetchMode::kAdaptive ? predicted_scores_ : nullptr,
-                           .predicted_count = predicted_count_ + first,
-                           .predicted_stride = c.resident_blocks,
-                           .spread = c.fetch == FetchMode::kAdaptive ? spread_ + first : nullptr,
-                           .budget = c.fetch == FetchMode::kAdaptive ? budget_ : nullptr,
-                           .fetches = t.fetches + first * t.fetch_stride,
-                           .fetch_count = t.fetch_count + first,
-                           .fetch_stride = t.fetch_stride,
-                           .list = t.lists + first * t.list_stride,
-                           .list_count = t.list_count + first,
-                           .list_stride = t.list_stride,
-                           .stats = t.select_stats + first * 4});
-  OASIS_CUDA_CHECK(cudaStreamWaitEvent(stream.handle(), home_[static_cast<size_t>(layer)]));
-  kernels::step_publish(stream, tables(kind), layer, copies_ + layer * copy_stride_, flags_);
+  cuda::CudaStream& side = *side_stream_;
+  order(stream, attended_[static_cast<size_t>(layer)], side);
+  kernels_.select(side, {.items = kind.batch,
+                         .kv_heads = c.shape.kv_heads,
+                         .item = t.select_items + int64_t{layer} * c.max_sequences,
+                         .max_slots = c.slots(),
+                         .max_blocks = c.max_blocks,
+                         .predicted = predicted_ + first * c.resident_blocks,
+                         .predicted_scores = c.fetch == FetchMode::kAdaptive ? predicted_scores_ : nullptr,
+                         .predicted_count = predicted_count_ + first,
+                         .predicted_stride = c.resident_blocks,
+                         .spread = c.fetch == FetchMode::kAdaptive ? spread_ + first : nullptr,
+                         .budget = c.fetch == FetchMode::kAdaptive ? budget_ : nullptr,
+                         .fetches = t.fetches + first * t.fetch_stride,
+                         .fetch_count = t.fetch_count + first,
+                         .fetch_stride = t.fetch_stride,
+                         .list = t.lists + first * t.list_stride,
+                         .list_count = t.list_count + first,
+                         .list_stride = t.list_stride,
+                         .stats = t.select_stats + first * 4});
+  kernels::step_publish(side, tables(kind), layer, copies_ + layer * copy_stride_, flags_);
 }
 
 void DeviceCore::epilogue(cuda::CudaStream& stream, const StepKind& kind) {
-  OASIS_CUDA_CHECK(cudaStreamWaitEvent(stream.handle(), home_.back()));
+  order(*side_stream_, side_ended_, stream);
   if (!kind.sparse) return;
   kernels::step_epilogue(stream, tables(kind), flags_);
   OASIS_CUDA_CHECK(cudaMemcpyAsync(flags_home_, flags_, sizeof *flags_home_, cudaMemcpyDeviceToHost, stream.handle()));
