@@ -1,5 +1,7 @@
 // Captured steps on a GPU against serial mode, bit for bit, through joins, ends, cancels, preemptions and shared
 // prefixes; what is at home, what is given back. Skipped where no GPU is found.
+#include <gmock/gmock.h>
+
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -348,6 +350,24 @@ TEST_F(CudaEngine, AnEngineThatDoesNotFitIsRefusedAndTheNextOneRuns) {
   taken.clear();
   const auto next = engine::testing::make_engine(tight(), engine::testing::tiny_model(), gpu());
   EXPECT_EQ(engine::testing::run(*next, request(16, 100, 20)).tokens.size(), 20u);
+}
+
+TEST_F(CudaEngine, DeviceMemoryBoundsTheFastTier) {
+  EngineConfig large = tight();  // pools of 400 MB
+  large.fast_memory = 0;
+  large.attention = Attention::kDense;
+  large.max_sequences = 64;
+  large.max_context = 4096;
+  const auto in_use = static_cast<uint64_t>(gpu().memory_in_use());
+  large.device_memory = in_use + (uint64_t{960} << 20);
+  const auto engine = engine::testing::make_engine(large, engine::testing::tiny_model(), gpu());
+  EXPECT_LT(engine->plan().fast_bytes(), int64_t{192} << 20);
+  EXPECT_GT(engine->plan().fast_bytes(), int64_t{64} << 20);
+  EXPECT_LE(static_cast<uint64_t>(gpu().memory_in_use()), large.device_memory);
+  large.device_memory = in_use;
+  const auto refused = engine::Engine::create(gpu(), engine::testing::tiny_model(), nullptr, large);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.status().message(), testing::HasSubstr("--device-memory"));
 }
 
 }  // namespace

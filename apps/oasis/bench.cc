@@ -3,7 +3,9 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 
 #include "oasis/base/units.h"
@@ -25,30 +27,39 @@ struct BenchFlags : EngineFlags {
   bool json = false, measure_bandwidth = false;
   std::string config_json, weights;  // in place of a model
   bool synthetic = false;
+  std::string timeline;
 };
+
+// The seed in random:SEED, or nothing.
+std::optional<uint64_t> random_seed(std::string_view text) {
+  constexpr std::string_view kind = "random:";
+  uint64_t seed = 0;
+  if (!text.starts_with(kind)) return std::nullopt;
+  const auto [end, error] = std::from_chars(text.data() + kind.size(), text.data() + text.size(), seed);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return seed;
+}
 
 // A model of random weights with the shapes of a config.json.
 Result<OpenModel> open_random(const BenchFlags& f) {
   OASIS_ASSIGN_OR_RETURN(const model::ModelConfig config, model::read_config_json(f.config_json));
-  uint64_t seed = 0;
-  const std::string_view text = f.weights;
-  const bool random = text.starts_with("random:");
-  const auto [end, error] = std::from_chars(text.data() + (random ? 7 : 0), text.data() + text.size(), seed);
-  if (!random || error != std::errc() || end != text.data() + text.size()) {
-    return invalid_argument("--weights {}: write random:SEED", text);
-  }
   OpenModel m;
   OASIS_ASSIGN_OR_RETURN(m.device, open_device(f));
-  m.checkpoint = model::make_random(config, seed, m.device->backend() != Backend::kCpu);
+  m.checkpoint = model::make_random(config, *random_seed(f.weights), m.device->backend() != Backend::kCpu);
   return m;
 }
 
-Result<OpenModel> open_any(const BenchFlags& f) {
+// What can be said before anything is opened.
+Status check_flags(BenchFlags& f) {
+  OASIS_RETURN_IF_ERROR(f.resolve());
   if (f.config_json.empty() != f.weights.empty()) return invalid_argument("--config and --weights go together");
   if (f.model.empty() == f.config_json.empty()) {
     return invalid_argument("give exactly one of -m MODEL and --config config.json with --weights random:SEED");
   }
-  return f.model.empty() ? open_random(f) : open_model(f);
+  if (!f.weights.empty() && !random_seed(f.weights)) {
+    return invalid_argument("--weights {}: write random:SEED", f.weights);
+  }
+  return {};
 }
 
 // Bytes a second that all threads together read from memory: the best of five passes over half a gibibyte.
@@ -107,15 +118,42 @@ int64_t bytes_a_step(const engine::Engine& engine, const BenchFlags& f, bool spa
   return weight_bytes + static_cast<int64_t>(each * f.batch);
 }
 
+// The last two steps in the format of Chrome's tracing (chrome://tracing, ui.perfetto.dev); times in microseconds.
+Status write_timeline(engine::Engine& engine, const std::string& path) {
+  const auto spans = engine.timeline();
+  if (spans.empty()) return unsupported("--timeline: only steps captured on a GPU (--device cuda, sparse) are stamped");
+  auto events = nlohmann::ordered_json::array();
+  for (const auto& s : spans) {
+    nlohmann::ordered_json e = {{"name", s.name},
+                                {"ph", "X"},
+                                {"pid", 0},
+                                {"tid", s.track},
+                                {"ts", static_cast<double>(s.begin_ns) / 1e3},
+                                {"dur", static_cast<double>(s.end_ns - s.begin_ns) / 1e3}};
+    e["args"] = {{"step", s.step}};
+    if (s.layer >= 0) e["args"]["layer"] = s.layer;
+    events.push_back(std::move(e));
+  }
+  std::ofstream out(path);
+  out << nlohmann::ordered_json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ns"}}.dump() << '\n';
+  if (!out.flush()) return Status(StatusCode::kIo, fmt::format("--timeline {}: cannot be written", path));
+  return {};
+}
+
+const char* homes_of(const BenchFlags& f) {
+  return f.config.synthetic_own_homes ? "every sequence has its own homes"
+                                      : "sequences share one prompt's homes (not summaries or slots)";
+}
+
 int run(BenchFlags& f) {
-  if (Status s = f.resolve(); !s.ok()) return fail(s);
+  if (Status s = check_flags(f); !s.ok()) return fail(s);
   std::string text;
   if (f.file) {
     auto read = read_text(*f.file);
     if (!read.ok()) return fail(read.status(), kFailed);
     text = std::move(*read);
   }
-  auto opened = open_any(f);
+  auto opened = f.model.empty() ? open_random(f) : open_model(f);
   if (!opened.ok()) return fail(opened.status(), kFailed);
   if (f.file && !opened->tokenizer) return fail(invalid_argument("-f {}: a model without a tokenizer", *f.file));
   watch_interrupt();
@@ -123,8 +161,9 @@ int run(BenchFlags& f) {
   // all of them still run when the last prompt is in.
   const auto& m = opened->checkpoint->config();
   const int items = m.layers * ((f.prompt_tokens + f.config.prefill_chunk - 1) / f.config.prefill_chunk);
+  const bool waits = f.config.prefill_share == 1;  // then nobody decodes before
   const auto tokens_of = [&](int sequence) {
-    return f.max_tokens + (f.synthetic ? 2 * f.batch : items * (f.batch - 1 - sequence));
+    return f.max_tokens + (f.synthetic ? 2 * f.batch : waits ? 1 : items * (f.batch - 1 - sequence));
   };
   if (f.config.max_context == 0) {
     f.config.max_context = int64_t{f.prompt_tokens} + tokens_of(0);
@@ -138,8 +177,9 @@ int run(BenchFlags& f) {
   f.config.max_sequences = f.batch;
   f.config.prefix_cache = false;
   f.config.synthetic_prompts = f.synthetic;
+  f.config.timeline = !f.timeline.empty();
   if (f.synthetic && f.config.capacity_memory == 0) {
-    // The homes of one prompt, which all share, and each one's own of what it decodes.
+    // The homes of the prompts, or of one that all share, and each one's own of what it decodes.
     auto drafter = draft::plan_drafter(f.config.draft, *opened->checkpoint,
                                        {.max_sequences = f.batch, .block_size = f.config.block_size});
     if (!drafter.ok()) return fail(drafter.status());
@@ -147,7 +187,8 @@ int run(BenchFlags& f) {
         engine::plan_memory(m, f.config, {.fast_bytes = drafter->fast_bytes, .home_bytes = drafter->home_bytes});
     if (!plan.ok()) return fail(plan.status());
     const int bs = f.config.block_size;
-    const int64_t homes = f.prompt_tokens / bs + 4 + int64_t{f.batch} * (tokens_of(0) / bs + 3);
+    const int64_t prompts = f.config.synthetic_own_homes ? f.batch : 1;
+    const int64_t homes = prompts * (f.prompt_tokens / bs + 4) + int64_t{f.batch} * (tokens_of(0) / bs + 3);
     f.config.capacity_memory = static_cast<uint64_t>(homes * plan->home_bytes);
   }
   const text::Tokenizer* tokenizer = opened->tokenizer ? &*opened->tokenizer : nullptr;
@@ -208,6 +249,9 @@ int run(BenchFlags& f) {
     if (static_cast<int>(steps.size()) >= f.max_tokens) break;
     if (interrupted() != 0) return fail(Status(StatusCode::kCancelled, "interrupted"), 128 + interrupted());
   }
+  if (!f.timeline.empty()) {
+    if (Status s = write_timeline(engine, f.timeline); !s.ok()) return fail(s, kFailed);
+  }
   for (const auto id : ids) engine.cancel(id);
   engine.run_until_idle();
   progress.clear();
@@ -233,7 +277,7 @@ int run(BenchFlags& f) {
 
   nlohmann::ordered_json j;
   if (!f.weights.empty()) j["weights"] = f.weights;
-  if (f.synthetic) j["synthetic"] = "KV is noise; all sequences share one prompt's homes, not its summaries or slots";
+  if (f.synthetic) j["synthetic"] = fmt::format("KV is noise; {}", homes_of(f));
   j["prefill"] = {{"tokens", int64_t{f.batch} * f.prompt_tokens},
                   {"seconds", prefill},
                   {"tokens_per_second", prefill > 0 ? f.batch * f.prompt_tokens / prefill : 0}};
@@ -260,8 +304,7 @@ int run(BenchFlags& f) {
     return kDone;
   }
   if (f.synthetic) {
-    emit("synthetic: weights {}, KV is noise, sequences share one prompt's homes (not summaries or slots)\n",
-         f.weights.empty() ? "of the model" : f.weights);
+    emit("synthetic: weights {}, KV is noise, {}\n", f.weights.empty() ? "of the model" : f.weights, homes_of(f));
   }
   emit("prefill   {:8.1f} tok/s   {} tokens in {:.2f} s\n", j["prefill"]["tokens_per_second"].get<double>(),
        f.batch * f.prompt_tokens, prefill);
@@ -297,6 +340,9 @@ void add_bench(CLI::App& app, int& exit_code) {
   sub->add_flag(
       "--synthetic", flags->synthetic,
       "do not read the prompts: their KV is noise, and sequences share one prompt's\nblocks in the capacity tier");
+  sub->add_flag("--own-homes", flags->config.synthetic_own_homes,
+                "with --synthetic: no sharing, every sequence has its prompt's blocks in the capacity tier")
+      ->needs("--synthetic");
   sub->add_option(
          "--misses", flags->config.forced_misses,
          "with --synthetic on a GPU: so many predicted blocks a head and step are\nmade absent (predict runs in full)")
@@ -318,6 +364,10 @@ void add_bench(CLI::App& app, int& exit_code) {
   sub->add_flag("--measure-bandwidth", flags->measure_bandwidth, "also measure how fast memory can be read");
   sub->add_flag("--serial", flags->config.serial,
                 "one thing after another: no captured graphs, transfers joined (for profilers)");
+  sub->add_option("--timeline", flags->timeline,
+                  "on a GPU: write when each part of the last two steps ran there, for Chrome's tracing\n"
+                  "(a picture of it: bench/timeline_picture.py)")
+      ->type_name("FILE");
   sub->add_flag("--json", flags->json, "print one JSON object");
   flags->add_engine(*sub);
   sub->footer(fmt::format(

@@ -84,12 +84,18 @@ void EngineFlags::add_engine(CLI::App& app) {
   const char* memory = "Memory (sizes: 64MiB, 1.5GiB, 2GB, or bytes)";
   add(memory, "--fast-memory", fast_memory, "SIZE",
       "bound on KV pages, summaries, maps and draft KV; default: as needed");
+  add(memory, "--device-memory", device_memory, "SIZE",
+      "of a GPU, weights included: bounds the fast tier where --fast-memory does\nnot; default: what is free");
   add(memory, "--capacity-memory", capacity_memory, "SIZE",
       "DRAM for the whole KV (with a file: its cache); default: as needed");
   add(memory, "--capacity-file", capacity_file, "PATH[:SIZE]",
       "keep the whole KV in this file, which is removed at the end");
   add(memory, "--context", config.max_context, "N", "longest sequence in tokens, prompt and output; default: as needed")
       ->check(whole_number(1, kMostTokens));
+  add(memory, "--prefill-share", config.prefill_share, "X",
+      "of the time, what a prompt gets while others decode, above 0 .. 1 (they wait);\ndefault: a chunk of one layer a "
+      "decode step")
+      ->check(number_above(0, 1));
   add(memory, "--prefill-chunk", config.prefill_chunk, "N", "prompt tokens that are read at once")
       ->check(whole_number(1, 65536))
       ->capture_default_str();
@@ -138,6 +144,7 @@ Status EngineFlags::resolve() {
     return {};
   };
   if (fast_memory) OASIS_RETURN_IF_ERROR(size(*fast_memory, "--fast-memory", config.fast_memory));
+  if (device_memory) OASIS_RETURN_IF_ERROR(size(*device_memory, "--device-memory", config.device_memory));
   if (capacity_memory) OASIS_RETURN_IF_ERROR(size(*capacity_memory, "--capacity-memory", config.capacity_memory));
   if (capacity_file) {
     // What follows the last colon is a size if it begins like one, so that a mistyped size is not taken for a name.

@@ -21,7 +21,7 @@ struct EngineFlags {
   std::string device = "cpu";
   int threads = 0;
   std::string attention = "auto", block_score = "shrunk", fetch = "bounded", summaries = "bf16";
-  std::optional<std::string> fast_memory, capacity_memory, capacity_file;
+  std::optional<std::string> fast_memory, device_memory, capacity_memory, capacity_file;
   engine::EngineConfig config;
 
   void add_model(CLI::App& app);

@@ -71,7 +71,8 @@ class Device {
   // Host memory that the device's kernels can read and write in place; on the CPU the same as allocate(). A GPU's is
   // not zeroed: what is never touched costs no time.
   virtual Result<Buffer> allocate_pinned(size_t bytes) = 0;
-  // Of a GPU's own memory: what is taken, by anyone. 0 on the CPU.
+  // Of a GPU's own memory: all there is, and what is taken, by anyone. 0 on the CPU.
+  virtual int64_t memory_total() const { return 0; }
   virtual int64_t memory_in_use() const { return 0; }
   virtual Stream& foreground() = 0;
   virtual std::unique_ptr<Stream> make_background_stream() = 0;

@@ -32,18 +32,24 @@ struct EngineConfig {
   int32_t draft_tokens = 4;    // n: at most this many drafts are accepted a step; used with accept_drafts
   bool accept_drafts = false;
   uint64_t fast_memory = 0;  // bytes for KV pages, summaries, maps and draft KV; 0: as much as max_sequences can use
+  // Of a GPU, in use by anyone, weights included: bounds fast_memory where that is 0; 0: all but a reserve.
+  uint64_t device_memory = 0;
   uint64_t capacity_memory =
       0;                      // bytes of DRAM for homes (with a file: its cache); 0: as much as max_sequences can use
   std::string capacity_file;  // homes live in this file, DRAM caches them; empty: DRAM only
   uint64_t capacity_file_bytes = 0;  // 0: as much as max_sequences can use
   int32_t prefill_chunk = 256;       // tokens of a prefill work item
-  int32_t agreement_every = 8;       // steps between measurements of agreement; 0: never
+  // Of the time, what a prompt gets while others decode; 1: they wait for it. 0: one work item a decode step.
+  double prefill_share = 0;
+  int32_t agreement_every = 8;  // steps between measurements of agreement; 0: never
   bool prefix_cache = true;
   bool serial = false;  // the reference mode of the pipeline, for tests
   // Benches: prompts are not read; their KV, summaries and residents are noise. Sequences share the homes of the first
-  // one's prompt. `forced_misses` as in lookahead::CoreConfig, on a device that captures steps.
+  // one's prompt, or have their own. `forced_misses` as in lookahead::CoreConfig, on a device that captures steps.
   bool synthetic_prompts = false;
+  bool synthetic_own_homes = false;
   int32_t forced_misses = -1;
+  bool timeline = false;  // stamps for Engine::timeline()
   lookahead::TestHooks hooks;
   // Tests: puts a double before the capacity tier.
   std::function<std::unique_ptr<kv::Tier>(std::unique_ptr<kv::Tier>, const kv::TierConfig&)> wrap_tier;

@@ -26,6 +26,10 @@ class DecodeStep {
   void propose_after_prefill(EngineSequence& s, const float* features);
   // Time spent by the drafter so far.
   double propose_seconds() const { return propose_seconds_; }
+  // Empty where steps are not captured.
+  std::vector<lookahead::TimelineSpan> timeline() {
+    return graph_ ? graph_->timeline() : std::vector<lookahead::TimelineSpan>();
+  }
 
  private:
   DecodeStep(model::Transformer& transformer, lookahead::KvCore& core, draft::Drafter& drafter,

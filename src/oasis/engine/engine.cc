@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "oasis/base/units.h"
 #include "oasis/draft/make_drafter.h"
 #include "oasis/engine/engine_impl.h"
 
@@ -56,6 +57,32 @@ Result<std::unique_ptr<kv::Tier>> make_tier(Device& device, const EngineConfig& 
   return tier;
 }
 
+// On a GPU without --fast-memory the pools get what weights, workspaces and steps leave.
+Status bound_by_device(const Device& device, const model::ModelConfig& m, const DrafterSizes& drafter,
+                       EngineConfig& config) {
+  constexpr int64_t kReserve = int64_t{768} << 20;  // tables and activations of captured steps, the libraries' scratch
+  const int64_t total = device.memory_total();
+  if (total == 0 && config.device_memory > 0)
+    return invalid_argument("--device-memory bounds a GPU's memory: give --device cuda too");
+  if (total == 0 || config.fast_memory > 0) return {};
+  OASIS_ASSIGN_OR_RETURN(const MemoryPlan wanted, plan_memory(m, config, drafter));
+  const int64_t limit = config.device_memory > 0 ? std::min(static_cast<int64_t>(config.device_memory), total) : total;
+  // The drafter's part of the fast tier is in use already.
+  const int64_t taken = device.memory_in_use() - drafter.fast_bytes;
+  const int64_t beside = wanted.prefill_workspace_bytes + wanted.activation_bytes + kReserve;
+  const int64_t room = limit - taken - beside;
+  if (room <= 0) {
+    return resource_exhausted(
+        "{} of GPU memory{} leave nothing for the fast tier: {} are in use (weights), {} are for workspaces and steps; "
+        "give more, "
+        "or a smaller --context or --max-sequences",
+        format_bytes(static_cast<uint64_t>(limit)), config.device_memory > 0 ? " (--device-memory)" : "",
+        format_bytes(static_cast<uint64_t>(taken)), format_bytes(static_cast<uint64_t>(beside)));
+  }
+  if (wanted.fast_bytes() > room) config.fast_memory = static_cast<uint64_t>(room);
+  return {};
+}
+
 }  // namespace
 
 Status Engine::Impl::init() {
@@ -71,11 +98,13 @@ Status Engine::Impl::init() {
                                                        .max_rows = static_cast<int32_t>(rows),
                                                        .block_size = config.block_size,
                                                        .weights = &transformer->device_weights()}));
-  OASIS_ASSIGN_OR_RETURN(plan, plan_memory(m, config,
-                                           {.fast_bytes = drafter->fast_bytes(),
-                                            .home_bytes = drafter->home_bytes(),
-                                            .feature_dim = drafter->feature_dim(),
-                                            .scratch_bytes = drafter->scratch_bytes()}));
+  const DrafterSizes drafter_sizes{.fast_bytes = drafter->fast_bytes(),
+                                   .home_bytes = drafter->home_bytes(),
+                                   .feature_dim = drafter->feature_dim(),
+                                   .scratch_bytes = drafter->scratch_bytes()};
+  EngineConfig bounded = config;
+  OASIS_RETURN_IF_ERROR(bound_by_device(device, m, drafter_sizes, bounded));
+  OASIS_ASSIGN_OR_RETURN(plan, plan_memory(m, bounded, drafter_sizes));
   OASIS_ASSIGN_OR_RETURN(auto tier, make_tier(device, config, plan, drafter->home_bytes()));
   homes = std::make_unique<kv::HomeStore>(std::move(tier), config.block_size);
   OASIS_ASSIGN_OR_RETURN(core, lookahead::KvCore::create(device, plan.core, *homes));
@@ -230,6 +259,8 @@ std::optional<RequestStats> Engine::take_stats(RequestId id) {
   impl_->ended.erase(it);
   return stats;
 }
+
+std::vector<lookahead::TimelineSpan> Engine::timeline() { return impl_->decode_step->timeline(); }
 
 EngineMetrics Engine::metrics() const {
   std::lock_guard lock(impl_->mutex);

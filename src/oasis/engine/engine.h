@@ -17,6 +17,7 @@
 #include "oasis/engine/request.h"
 #include "oasis/kv/home_store.h"
 #include "oasis/lookahead/stats.h"
+#include "oasis/lookahead/timeline.h"
 #include "oasis/model/checkpoint.h"
 #include "oasis/text/tokenizer.h"
 
@@ -75,6 +76,8 @@ class Engine {
   // The costs of a request that has ended, once.
   std::optional<RequestStats> take_stats(RequestId id);
   EngineMetrics metrics() const;
+  // With EngineConfig::timeline on a GPU: the parts of the last two steps. Between steps, on the thread that steps.
+  std::vector<lookahead::TimelineSpan> timeline();
   const MemoryPlan& plan() const;
   const EngineConfig& config() const;
   const draft::Drafter& drafter() const;

@@ -9,6 +9,7 @@
 #include "oasis/draft/drafter.h"
 #include "oasis/engine/config.h"
 #include "oasis/lookahead/kv_core.h"
+#include "oasis/lookahead/timeline.h"
 #include "oasis/model/transformer.h"
 
 namespace oasis::engine {
@@ -25,6 +26,8 @@ class GraphStep {
   virtual std::span<float> logits(int32_t sequence, int32_t row) = 0;
   // Fused features of the sequence's rows, [rows, feature_dim], where the drafter takes them.
   virtual const float* features(int32_t sequence) const = 0;
+  // Of the last two sparse steps, where the configuration asks for it.
+  virtual std::vector<lookahead::TimelineSpan> timeline() = 0;
 };
 
 // Null where the backend has none, or where the configuration needs the host inside a step.

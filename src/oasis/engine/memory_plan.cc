@@ -67,6 +67,7 @@ Result<MemoryPlan> plan_memory(const model::ModelConfig& m, const EngineConfig& 
   c.score = e.block_score;
   c.serial = e.serial;
   c.forced_misses = e.forced_misses;
+  c.timeline = e.timeline;
   c.agreement_every = e.agreement_every;
   c.hooks = e.hooks;
 
@@ -139,6 +140,8 @@ Status validate(const EngineConfig& e) {
     return invalid_argument("fetch ratio {}: must lie in 0 .. 1", e.fetch_ratio);
   if (e.draft_tokens < 1 || e.draft_tokens > 8)
     return invalid_argument("{} draft tokens: must lie in 1 .. 8", e.draft_tokens);
+  if (!(e.prefill_share >= 0 && e.prefill_share <= 1))
+    return invalid_argument("prefill share {}: must lie in 0 .. 1", e.prefill_share);
   if (e.prefill_chunk < 1 || e.prefill_chunk > 65536)
     return invalid_argument("prefill chunk of {} tokens: must lie in 1 .. 65536", e.prefill_chunk);
   return {};

@@ -44,6 +44,7 @@ struct CoreConfig {
   // Benches on a device: predict runs in full, then P is rewritten so that exactly so many of each head's predicted
   // blocks are absent from its residents, and cross the link. Negative: P is left as it is.
   int32_t forced_misses = -1;
+  bool timeline = false;  // a device stamps the parts of its steps (lookahead/timeline.h)
   TestHooks hooks;
 
   int32_t cap() const;                                            // C

@@ -151,15 +151,21 @@ class CudaDevice : public Device {
       cudaFreeHost(q);
     });
   }
+  int64_t memory_total() const override { return memory().second; }
   int64_t memory_in_use() const override {
-    size_t free = 0, total = 0;
-    OASIS_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    return static_cast<int64_t>(total - free);
+    const auto [free, total] = memory();
+    return total - free;
   }
   Stream& foreground() override { return foreground_; }
   std::unique_ptr<Stream> make_background_stream() override { return std::make_unique<CudaStream>(index_, true, 0); }
 
  private:
+  static std::pair<int64_t, int64_t> memory() {  // free, total
+    size_t free = 0, total = 0;
+    OASIS_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
+  }
+
   int index_;
   std::string name_;
   CudaStream foreground_;

@@ -47,6 +47,7 @@ class CudaGraphStep : public GraphStep {
         core_(std::move(core)) {}
   ~CudaGraphStep() override {
     for (auto& [key, graph] : graphs_) cudaGraphExecDestroy(graph);
+    stream_.set_sms(cuda::device_sms());
   }
   Status allocate(int32_t most_rows);
 
@@ -59,6 +60,7 @@ class CudaGraphStep : public GraphStep {
     stream_.copy(logits_home_.data(), logits_ + (int64_t{sequence} * key_.verified + row) * model_.vocab, vocab * 4);
     return {logits_home_.as<float>(), vocab};
   }
+  std::vector<lookahead::TimelineSpan> timeline() override { return core_->timeline(); }
   const float* features(int32_t sequence) const override {
     return features_ + int64_t{sequence} * key_.kind.rows * drafter_.feature_dim();
   }
@@ -175,6 +177,7 @@ void CudaGraphStep::chain(const GraphKey& key) {
   transformer_.embed(stream_, tokens_, rows, x_);
   transformer_.rope_table(stream_, core_->positions(), rows, rope_);
   transformer_.rope_table(stream_, core_->next_positions(), kind.batch, rope_next_);
+  core_->mark(stream_, kind, "embedding");
   for (int l = 0; l < model_.layers; ++l) {
     fold_taps(l, rows);
     layer(key, l, rows);
@@ -186,6 +189,7 @@ void CudaGraphStep::chain(const GraphKey& key) {
   kernels::gemm_bf16(stream_, narrow_, count, model_.hidden, weights_.lm_head.data, model_.vocab, logits_, model_.vocab,
                      false);
   kernels::argmax_cuda(stream_, {.x = logits_, .rows = count, .cols = model_.vocab, .best = best_});
+  core_->mark(stream_, kind, "logits");
   OASIS_CUDA_CHECK(cudaMemcpyAsync(best_home_.data(), best_, static_cast<size_t>(count) * 4, cudaMemcpyDeviceToHost,
                                    stream_.handle()));
   core_->epilogue(stream_, kind);
@@ -204,6 +208,7 @@ void CudaGraphStep::layer(const GraphKey& key, int l, int64_t rows) {
   const int64_t width = int64_t{m.heads} * m.head_dim, qkv_width = width + 2 * int64_t{m.kv_heads} * m.head_dim;
   kernels::norm_to_bf16(stream_, x_, w.attn_norm.data(), m.rms_eps, m.hidden, rows, 1, 1, narrow_);
   kernels::gemm_bf16(stream_, narrow_, rows, m.hidden, w.q.data, qkv_width, qkv_, qkv_width, false);
+  core_->mark(stream_, key.kind, "QKV", l);
   core_->after_qkv(stream_, key.kind, l,
                    {.qkv = qkv_,
                     .q_norm = w.q_norm.empty() ? nullptr : w.q_norm.data(),
@@ -213,8 +218,11 @@ void CudaGraphStep::layer(const GraphKey& key, int l, int64_t rows) {
                     .rope = rope_,
                     .rope_next = rope_next_,
                     .q = q_});
+  core_->mark(stream_, key.kind, "append, predict", l);
   core_->attention(stream_, key.kind, l, q_, attention_);
+  core_->mark(stream_, key.kind, "attention", l);
   core_->finish_layer(stream_, key.kind, l);
+  core_->mark(stream_, key.kind, "select", l);
   kernels::round_rows(stream_, attention_, width, rows, width, narrow_);
   kernels::gemm_bf16(stream_, narrow_, rows, width, w.o.data, m.hidden, x_, m.hidden, true);
   kernels::norm_to_bf16(stream_, x_, w.ffn_norm.data(), m.rms_eps, m.hidden, rows, 1, 1, narrow_);
@@ -222,6 +230,7 @@ void CudaGraphStep::layer(const GraphKey& key, int l, int64_t rows) {
                      2 * int64_t{m.intermediate}, false);
   kernels::swiglu_to_bf16(stream_, gate_up_, rows, m.intermediate, narrow_);
   kernels::gemm_bf16(stream_, narrow_, rows, m.intermediate, w.down.data, m.hidden, x_, m.hidden, true);
+  core_->mark(stream_, key.kind, "output, MLP", l);
 }
 
 }  // namespace

@@ -82,6 +82,16 @@ struct StepFlags {
   int64_t measured[kMaxLayers] = {};
 };
 
+// When the parts of a step ended, by the device's clock in nanoseconds, of the last kSteps steps. Null: nobody asks.
+struct StepStamps {
+  static constexpr int kSteps = 4;
+  int64_t* step = nullptr;  // [kSteps, marks]
+  int64_t marks = 0;
+  int64_t* transfer = nullptr;  // [kSteps, layers, 2]: before the first copy of a layer, after its last
+};
+// The time at which the stream comes here, as mark `mark` of the step that flags say.
+void step_stamp(cuda::CudaStream&, const StepStamps&, int64_t mark, const StepFlags* flags);
+
 // Once a step, first: the tables take in what the host wrote; select's items are made.
 void step_prologue(cuda::CudaStream&, const StepTables&, StepFlags* flags);
 
@@ -130,10 +140,9 @@ void step_wait(cuda::CudaStream&, int layer, StepFlags* flags);
 // Foreground, after attention and select: hands the layer's plan to the transfer. `copies` [sequences * kv_heads *
 // fetch_stride] of the layer.
 void step_publish(cuda::CudaStream&, const StepTables&, int layer, Copy* copies, StepFlags* flags);
-// Background: takes the layers of step `step` as their plans are published. `copies` [layers, copy_stride]. With
-// `poison` a slot holds NaN before it is written.
+// Background: takes the layers of step `step` as their plans are published. `copies` [layers, copy_stride].
 void step_transfer(cuda::CudaStream&, int64_t step, int layers, const Copy* copies, int64_t copy_stride, int64_t bytes,
-                   int ctas, StepFlags* flags);
+                   int ctas, StepFlags* flags, const StepStamps& stamps = {});
 
 // Last: adds select's counters up.
 void step_epilogue(cuda::CudaStream&, const StepTables&, StepFlags* flags);

@@ -208,7 +208,8 @@ __device__ void copy_run(const Copy& copy, int vectors, int lane) {
 }
 
 __global__ void __launch_bounds__(1024)
-    transfer_kernel(int64_t step, int layers, const Copy* copies, int64_t copy_stride, int vectors, StepFlags* flags) {
+    transfer_kernel(int64_t step, int layers, const Copy* copies, int64_t copy_stride, int vectors, StepFlags* flags,
+                    StepStamps stamps) {
   __shared__ bool gave_up;
   __shared__ int64_t begin;
   const int warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, warps = gridDim.x * blockDim.x / 32;
@@ -219,6 +220,9 @@ __global__ void __launch_bounds__(1024)
     }
     __syncthreads();
     if (gave_up) return;
+    int64_t* const stamp =
+        stamps.transfer ? stamps.transfer + (step % StepStamps::kSteps * layers + layer) * 2 : nullptr;
+    if (stamp && blockIdx.x == 0 && threadIdx.x == 0) stamp[0] = begin;
     const int count = *const_cast<volatile int32_t*>(&flags->plan_count[layer]);
     for (int i = warp; i < count; i += warps) {
       const Copy& at = copies[layer * copy_stride + i];
@@ -232,10 +236,16 @@ __global__ void __launch_bounds__(1024)
     __threadfence();
     if (atomicAdd(&flags->done_ticket[layer], 1u) + 1 < gridDim.x) continue;
     flags->done_ticket[layer] = 0;
-    if (count > 0) flags->transfer_ns += now_ns() - begin, flags->copied += count;
+    const int64_t end = now_ns();
+    if (count > 0) flags->transfer_ns += end - begin, flags->copied += count;
+    if (stamp) stamp[1] = end;
     __threadfence();
     store_release(&flags->done[layer], step);
   }
+}
+
+__global__ void stamp_kernel(StepStamps stamps, int64_t mark, const StepFlags* flags) {
+  stamps.step[flags->step % StepStamps::kSteps * stamps.marks + mark] = now_ns();
 }
 
 __global__ void epilogue_kernel(const int32_t* stats, int64_t heads, int32_t layers, int32_t sequences,
@@ -293,9 +303,15 @@ void step_publish(cuda::CudaStream& s, const StepTables& t, int layer, Copy* cop
 }
 
 void step_transfer(cuda::CudaStream& s, int64_t step, int layers, const Copy* copies, int64_t copy_stride,
-                   int64_t bytes, int ctas, StepFlags* flags) {
-  transfer_kernel<<<ctas, 1024, 0, s.handle()>>>(step, layers, copies, copy_stride, static_cast<int>(bytes / 16),
-                                                 flags);
+                   int64_t bytes, int ctas, StepFlags* flags, const StepStamps& stamps) {
+  transfer_kernel<<<ctas, 1024, 0, s.handle()>>>(step, layers, copies, copy_stride, static_cast<int>(bytes / 16), flags,
+                                                 stamps);
+  OASIS_CUDA_CHECK(cudaGetLastError());
+}
+
+void step_stamp(cuda::CudaStream& s, const StepStamps& stamps, int64_t mark, const StepFlags* flags) {
+  OASIS_CHECK(mark < stamps.marks, "mark {} of {}", mark, stamps.marks);
+  stamp_kernel<<<1, 1, 0, s.handle()>>>(stamps, mark, flags);
   OASIS_CUDA_CHECK(cudaGetLastError());
 }
 

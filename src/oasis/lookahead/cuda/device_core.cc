@@ -115,6 +115,14 @@ Status DeviceCore::allocate() {
     t.pool_layer_stride = core_.pages_.view(1).base - t.pool.base;
     t.summary_layer_stride = core_.summaries_.view(1).base - t.summaries.base;
   }
+  if (c.timeline) {
+    stamps_.marks = 8 * (int64_t{c.shape.layers} + 1);
+    const int64_t transfer = 2 * int64_t{c.shape.layers};
+    const auto bytes = static_cast<size_t>(kernels::StepStamps::kSteps * (stamps_.marks + transfer)) * sizeof(int64_t);
+    OASIS_ASSIGN_OR_RETURN(stamp_memory_, device_.allocate(bytes));
+    stamps_.step = stamp_memory_.as<int64_t>();
+    stamps_.transfer = stamps_.step + kernels::StepStamps::kSteps * stamps_.marks;
+  }
   Stream& stream = device_.foreground();
   std::vector<kernels::HeadMap> maps = core_.maps_;
   const auto to_device = [&](int32_t*& p) {

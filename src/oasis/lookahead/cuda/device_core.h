@@ -10,6 +10,7 @@
 
 #include "oasis/kernels/step/step_cuda.h"
 #include "oasis/lookahead/kv_core.h"
+#include "oasis/lookahead/timeline.h"
 
 namespace oasis::lookahead {
 
@@ -48,6 +49,11 @@ class DeviceCore : public Mirror {
   // Positions of the chain's rows and of the tokens after x_t's, on the device: [batch * rows], [batch].
   const int32_t* positions() const { return positions_; }
   const int32_t* next_positions() const { return next_positions_; }
+  // Ends a part of the chain by that name, for the timeline; the first of a step only begins one. Does nothing where no
+  // timeline is asked for.
+  void mark(cuda::CudaStream& stream, const StepKind& kind, const char* name, int layer = -1);
+  // Of the last two steps.
+  std::vector<TimelineSpan> timeline();
   // After the chain has run (the stream is synchronised): counters, errors. Before KvCore::end_step.
   void end();
 
@@ -129,6 +135,14 @@ class DeviceCore : public Mirror {
   kernels::StepFlags* flags_home_ = nullptr;
   int64_t* budget_home_ = nullptr;
   std::vector<kv::PartKey> writing_;
+
+  struct Mark {
+    const char* name;
+    int32_t layer;
+  };
+  Buffer stamp_memory_;
+  kernels::StepStamps stamps_;
+  std::vector<Mark> marks_;  // of a chain, in order: the same for every kind
 };
 
 }  // namespace oasis::lookahead

@@ -109,12 +109,44 @@ void DeviceCore::begin(cuda::CudaStream& stream, std::span<const StepSequence> s
 void DeviceCore::start_transfer(const StepKind& kind) {
   if (!kind.sparse) return;
   kernels::step_transfer(*transfer_stream_, ++step_, config_.shape.layers, copies_, copy_stride_,
-                         config_.shape.block_head_bytes(), transfer_ctas_, flags_);
+                         config_.shape.block_head_bytes(), transfer_ctas_, flags_, stamps_);
   in_flight_ = true;
 }
 
 void DeviceCore::prologue(cuda::CudaStream& stream, const StepKind& kind) {
   kernels::step_prologue(stream, tables(kind), kind.sparse ? flags_ : nullptr);
+  marks_.clear();
+  mark(stream, kind, "");
+}
+
+void DeviceCore::mark(cuda::CudaStream& stream, const StepKind& kind, const char* name, int layer) {
+  if (!config_.timeline || !kind.sparse) return;
+  kernels::step_stamp(stream, stamps_, static_cast<int64_t>(marks_.size()), flags_);
+  marks_.push_back({name, layer});
+}
+
+std::vector<TimelineSpan> DeviceCore::timeline() {
+  drain();
+  std::vector<int64_t> times(stamp_memory_.bytes() / sizeof(int64_t));
+  device_.foreground().copy(times.data(), stamp_memory_.data(), stamp_memory_.bytes());
+  device_.foreground().synchronize();
+  const int64_t* transfers = times.data() + kernels::StepStamps::kSteps * stamps_.marks;
+  std::vector<TimelineSpan> spans;
+  for (int64_t step = std::max<int64_t>(1, step_ - 1); step <= step_ && !times.empty(); ++step) {
+    const int64_t* at = times.data() + step % kernels::StepStamps::kSteps * stamps_.marks;
+    for (size_t i = 1; i < marks_.size(); ++i) {
+      spans.push_back({"step", marks_[i].name, step, marks_[i].layer, at[i - 1], at[i]});
+    }
+    const int32_t layers = config_.shape.layers;
+    for (int32_t l = 0; l < layers; ++l) {
+      const int64_t* copied = transfers + (step % kernels::StepStamps::kSteps * layers + l) * 2;
+      spans.push_back({"transfer", "gather", step, l, copied[0], copied[1]});
+    }
+  }
+  int64_t first = INT64_MAX;
+  for (const TimelineSpan& s : spans) first = std::min(first, s.begin_ns);
+  for (TimelineSpan& s : spans) s.begin_ns -= first, s.end_ns -= first;
+  return spans;
 }
 
 void DeviceCore::after_qkv(cuda::CudaStream& stream, const StepKind& kind, int layer, kernels::QkvParams qkv) {
@@ -200,6 +232,7 @@ void DeviceCore::measure(cuda::CudaStream& stream, const StepKind& kind, int lay
 void DeviceCore::attention(cuda::CudaStream& stream, const StepKind& kind, int layer, const float* q, float* out) {
   const CoreConfig& c = config_;
   if (kind.sparse) kernels::step_wait(stream, layer, flags_);
+  mark(stream, kind, "wait", layer);
   kernels_.attention(stream, {.pool = core_.pages_.view(layer),
                               .block_size = c.shape.block_size,
                               .head_dim = c.shape.head_dim,
