@@ -8,6 +8,8 @@
         Output tokens/s of so many streams together, and of one alone.
     serve_load.py ttft --prompt-tokens 2000
         Time to the first token of a prompt that is new, 90% cached, and cached whole.
+    serve_load.py gap --prompt-tokens 2000
+        The pauses between the tokens of a stream, alone and while a prompt of that length is read beside it.
 
 Prints JSON. Exit status 1 if a request failed that should not have.
 """
@@ -174,16 +176,50 @@ async def ttft(options, address):
     return 0
 
 
+async def gap(options, address):
+    rng = random.Random(options.seed + int(time.time()))
+    times = []
+
+    async def listen():
+        # Long enough to be there all the time; it is left at the end.
+        reader, writer = await asyncio.open_connection(*address)
+        data = json.dumps({"prompt": "Once upon a time", "max_tokens": 100000, "ignore_eos": True, "stream": True}).encode()
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: load\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+                     % (len(data), data))
+        try:
+            while line := await reader.readline():
+                if line.startswith(b"data: {"):
+                    times.append(time.monotonic())
+        finally:
+            writer.close()
+
+    listener = asyncio.create_task(listen())
+    while len(times) < 60 and not listener.done():
+        await asyncio.sleep(0.05)
+    begin = time.monotonic()
+    prompt = [rng.randrange(1000, 20000) for _ in range(options.prompt_tokens)]
+    first, _, _, _ = await stream(address, {"prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True})
+    end = time.monotonic()
+    if listener.done():
+        raise Failed("the stream ended before the prompt was read: start the server with a larger --context")
+    listener.cancel()
+    pauses = lambda low, high: [b - a for a, b in zip(times, times[1:]) if low <= b <= high]
+    alone, beside = pauses(0, begin), pauses(begin, end)
+    print(json.dumps({"prompt_seconds": round(first or end - begin, 2), "alone": {**percentiles(alone), "max": round(max(alone), 4)},
+                      "beside": {**percentiles(beside), "max": round(max(beside), 4)}}, indent=2))
+    return 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=["load", "throughput", "ttft"])
+    parser.add_argument("mode", choices=["load", "throughput", "ttft", "gap"])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=30, help="load: for how long")
     parser.add_argument("--leave", type=float, default=0.2, help="load: share of the clients that leave in the middle")
     parser.add_argument("--shared", type=float, default=0.5, help="load: share of the prompts that begin alike")
     parser.add_argument("--prompt-words", type=int, default=60)
-    parser.add_argument("--prompt-tokens", type=int, default=1000, help="ttft: length of the prompt")
+    parser.add_argument("--prompt-tokens", type=int, default=1000, help="ttft, gap: length of the prompt")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=3, help="ttft: prompts of each kind")
     parser.add_argument("--seed", type=int, default=1)
@@ -191,7 +227,7 @@ def main():
     options.url = options.url.rstrip("/")
     parts = urllib.parse.urlsplit(options.url)
     try:
-        code = asyncio.run({"load": load, "throughput": throughput, "ttft": ttft}[options.mode](
+        code = asyncio.run({"load": load, "throughput": throughput, "ttft": ttft, "gap": gap}[options.mode](
             options, (parts.hostname, parts.port or 80)))
     except (Failed, OSError) as e:
         print(f"serve_load: {e}", file=sys.stderr)

@@ -2,6 +2,19 @@
 """The server as its clients meet it: the OpenAI API, bad input, limits, clients that leave, shutdown.
 
 Usage: serve_test.py PATH_OF_OASIS [unittest arguments]. Skipped without the small model.
+
+Cases and the tests that are about them:
+    6      Preemption.test_preempted_sequences_give_the_tokens_of_a_large_pool
+    7, 59  Api.test_what_the_prefix_cache_gives_is_counted_to_the_token
+    9      Api.test_a_prefix_that_is_still_being_read_is_not_matched_too_early
+    17     Api.test_at_the_end_of_the_context_one_ends_and_the_others_go_on
+    36     Api.test_stop_strings_end_the_text_before_them
+    38     Api.test_usage_comes_last_if_asked_for
+    40     Api.test_ids_and_prompts_out_of_range_are_refused_and_the_next_request_is_fine
+    41     Api.test_log_probabilities_are_numbers_that_json_has
+    42     Api.test_ignore_eos_goes_on_to_the_last_token
+    43     Api.test_a_body_that_is_no_request_is_an_error_in_json
+    60     Api.test_progress_of_a_long_prompt_grows_to_its_end_if_asked_for
 """
 
 import contextlib
@@ -492,6 +505,30 @@ class Behaviour(ServeTest):
         self.server.wait_until(lambda m: m["vllm:num_requests_running"] > 0)
         self.server.complete(prompt=STORY, max_tokens=8)
         self.idle()
+
+    def test_a_long_prompt_holds_a_running_stream_up_by_one_item_at_a_time(self):
+        """An item is a layer of a chunk of the prompt: while one is read, a stream gets a token for each of them."""
+        layers = 30
+        connection, answer = self.long_request()
+        with contextlib.closing(connection):
+            pieces = events(answer)
+            next(pieces)
+            tokens, ended = [], threading.Event()
+
+            def read():
+                for chunk in pieces:
+                    if ended.is_set() or chunk == "[DONE]":
+                        return
+                    tokens.append(chunk)
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            before = len(tokens)
+            self.server.complete(prompt=list(range(7000, 7900)), max_tokens=1)
+            during = len(tokens) - before
+            ended.set()
+            reader.join(TIMEOUT_S)
+        self.assertGreaterEqual(during, layers)
 
     def test_state_shows_who_runs_and_what_is_held(self):
         connection, answer = self.long_request()
