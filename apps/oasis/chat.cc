@@ -137,7 +137,11 @@ int run(ChatFlags& f) {
   auto engine = engine::Engine::create(*opened->device, *opened->checkpoint, &*opened->tokenizer, f.config);
   if (!engine.ok()) return fail(engine.status());
   Conversation conversation(f, *opened, **engine, std::move(*chat_template));
-  return converse(conversation, ::isatty(STDIN_FILENO) == 1);
+  const int code = converse(conversation, ::isatty(STDIN_FILENO) == 1);
+  if (code == kDone) {
+    if (Status s = (*engine)->save_prefix_cache(); !s.ok()) complain(s.message());
+  }
+  return code;
 }
 
 }  // namespace

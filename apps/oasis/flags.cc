@@ -101,7 +101,7 @@ void EngineFlags::add_engine(CLI::App& app) {
   add(memory, "--capacity-memory", capacity_memory, "SIZE",
       "DRAM for the whole KV (with a file: its cache); default: as needed");
   add(memory, "--capacity-file", capacity_file, "PATH[:SIZE]",
-      "keep the whole KV in this file, which is removed at the end");
+      "keep the whole KV in this file; the next run finds its prefixes there");
   add(memory, "--context", config.max_context, "N", "longest sequence in tokens, prompt and output; default: as needed")
       ->check(whole_number(1, kMostTokens));
   add(memory, "--prefill-share", config.prefill_share, "X",

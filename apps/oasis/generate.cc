@@ -130,6 +130,9 @@ int run(GenerateFlags& f) {
   progress.clear();
   if (last.finish == engine::FinishReason::kError) return fail(last.error);
   const int code = interrupted() != 0 ? 128 + interrupted() : kDone;
+  if (code == kDone) {
+    if (Status s = (*engine)->save_prefix_cache(); !s.ok()) complain(s.message());
+  }
   if (!f.json) {
     write_out("\n");
     return code;

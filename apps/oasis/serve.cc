@@ -61,6 +61,7 @@ int run(ServeFlags& f) {
   if (open_to_all) complain("anybody who reaches this address may use the model: see --api-key-file");
   emit("serving {} on {}\n", name, (*server)->url());
   const int signal = (*server)->run();
+  if (Status s = (*engine)->save_prefix_cache(); !s.ok()) complain(s.message());
   return signal == SIGINT ? 128 + SIGINT : kDone;
 }
 

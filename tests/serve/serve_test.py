@@ -19,6 +19,7 @@ Cases and the tests that are about them:
 
 import contextlib
 import json
+import pathlib
 import re
 import signal
 import socket
@@ -155,6 +156,9 @@ class Api(ServeTest):
         self.assertIn("<|im_start|>user\nHi<|im_end|>",
                       self.server.post("/detokenize", {"tokens": chat["tokens"]})[1]["prompt"])
         self.refused(400, ["tokens"], "/detokenize", {"tokens": [1 << 20]})
+        status, info = self.server.get("/tokenizer_info")
+        self.assertEqual((status, info["eos_token"], info["model_max_length"]), (200, "<|im_end|>", CONTEXT))
+        self.assertIn("<|im_start|>", info["chat_template"])
 
     def test_sampling_fields_do_what_they_say(self):
         eight = {"prompt": STORY, "max_tokens": 8}
@@ -289,12 +293,12 @@ class Api(ServeTest):
         choice = answer["choices"][0]
         self.assertTrue(choice["text"].startswith(STORY))
         lp = choice["logprobs"]
-        prompt, total = answer["usage"]["prompt_tokens"], answer["usage"]["total_tokens"]
+        total = answer["usage"]["total_tokens"]
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             self.assertEqual(len(lp[name]), total, name)
-        self.assertTrue(all(x is None for x in lp["token_logprobs"][:prompt]))
-        self.assertTrue(all(-9999 <= x <= 0 for x in lp["token_logprobs"][prompt:]))
-        self.assertTrue(all(len(top) == 5 for top in lp["top_logprobs"][prompt:]))
+        self.assertIsNone(lp["token_logprobs"][0])
+        self.assertTrue(all(-9999 <= x <= 0 for x in lp["token_logprobs"][1:]))
+        self.assertTrue(all(len(top) == 5 for top in lp["top_logprobs"][1:]))
         self.assertEqual("".join(lp["tokens"]), choice["text"])
         self.assertEqual(choice["text"][lp["text_offset"][-1]:], lp["tokens"][-1])
         content = self.server.chat(max_tokens=3, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
@@ -303,6 +307,35 @@ class Api(ServeTest):
         chunks = self.server.stream("/v1/completions", {"prompt": STORY, "max_tokens": 4, "logprobs": 0})
         parts = [c["choices"][0]["logprobs"] for c in chunks[:-1] if c["choices"][0]["logprobs"]]
         self.assertEqual(sum(len(p["tokens"]) for p in parts), 4)
+
+    def test_a_prompt_s_log_probabilities_are_those_of_its_tokens_as_output(self):
+        """What the model says of a prompt's token is what it says when it is made to say it."""
+        ids = self.server.post("/tokenize", {"prompt": "The cat sat on the mat and looked at the moon, which was full. " * 4})
+        ids = ids[1]["tokens"]
+        said = self.server.complete(prompt=ids[:1], max_tokens=len(ids) - 1, logprobs=3, ignore_eos=True,
+                                    oasis={"follow": ids[1:]})["choices"][0]["logprobs"]
+        for fields in ({"max_tokens": 0}, {"max_tokens": 1}, {"max_tokens": 0, "stream": True}):
+            body = {"prompt": ids, "echo": True, "logprobs": 3, **fields}
+            if fields.get("stream"):
+                chunks = self.server.stream("/v1/completions", body)
+                parts = [c["choices"][0]["logprobs"] for c in chunks[:-1] if c["choices"][0]["logprobs"]]
+                read = {name: [x for p in parts for x in p[name]] for name in parts[0]}
+            else:
+                answer = self.server.complete(**body)
+                read = answer["choices"][0]["logprobs"]
+                self.assertEqual(answer["usage"]["completion_tokens"], fields["max_tokens"])
+                self.assertEqual(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+                self.assertEqual(answer["choices"][0]["finish_reason"], "length")
+            self.assertEqual(len(read["tokens"]), len(ids) + fields["max_tokens"])
+            for i in range(1, len(ids)):
+                self.assertAlmostEqual(read["token_logprobs"][i], said["token_logprobs"][i - 1], delta=0.05)
+                self.assertEqual(read["tokens"][i], said["tokens"][i - 1])
+            best = sum(max(a, key=a.get) == max(b, key=b.get)
+                       for a, b in zip(read["top_logprobs"][1:len(ids)], said["top_logprobs"]))
+            self.assertGreater(best, 0.9 * (len(ids) - 1))
+        self.refused(400, ["echo"], "/v1/completions", {"prompt": STORY, "max_tokens": 0})
+        self.refused(400, ["max_tokens"], "/v1/chat/completions",
+                     {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 0})
 
     # case 42
     def test_ignore_eos_goes_on_to_the_last_token(self):
@@ -641,6 +674,92 @@ class Shutdown(ServeTest):
         self.assertEqual((chunks[-1], code), ("[DONE]", 0))
         self.assertIn("shutting down", chunks[-2]["error"]["message"])
         self.assertLess(time.monotonic() - begin, 60)
+
+
+@unittest.skipUnless(MODEL.exists(), "needs the small model")
+class CapacityFile(unittest.TestCase):
+    """The prefix cache from one server to the next."""
+    PROMPT = list(range(3000, 3400))
+    WHOLE = 25 * 16 - 16  # the last token is always read
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.file = pathlib.Path(folder.name) / "kv"
+        self.index = pathlib.Path(folder.name) / "kv.index"
+
+    def serve(self, *flags):
+        server = Server(OASIS, "--context", 512, "--max-sequences", 2, "--capacity-file", f"{self.file}:160MiB",
+                        "--capacity-memory", "64MiB", *flags)
+        self.addCleanup(server.stop)
+        return server
+
+    def ask(self, server, prompt=None):
+        """(tokens that came from the cache, the answer's text)"""
+        answer = server.complete(prompt=prompt or self.PROMPT, max_tokens=8, ignore_eos=True)
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["text"]
+
+    def run_once(self, *flags, prompt=None):
+        server = self.serve(*flags)
+        try:
+            return self.ask(server, prompt)
+        finally:
+            self.assertEqual(server.stop(), 0, server.log[-5:])
+
+    def change_byte(self, path, at):
+        with open(path, "r+b") as f:
+            f.seek(at)
+            byte = f.read(1)[0]
+            f.seek(at)
+            f.write(bytes([byte ^ 1]))
+
+    def test_a_prompt_comes_from_the_file_after_a_restart(self):
+        server = self.serve()
+        self.assertEqual(self.ask(server)[0], 0)
+        cached, text = self.ask(server)
+        self.assertEqual(cached, self.WHOLE)
+        server.stop()
+        self.assertEqual(oct(self.index.stat().st_mode & 0o777), "0o600")
+        self.assertEqual(self.run_once(), (self.WHOLE, text))
+        self.assertEqual(self.run_once(), (self.WHOLE, text))
+
+    def test_a_damaged_block_is_a_miss_and_the_answer_the_same(self):
+        _, text = self.run_once()
+        for at in range(4096, self.file.stat().st_size, 4096 * 3):  # a byte of every part of every block, and more
+            self.change_byte(self.file, at)
+        server = self.serve()
+        self.assertEqual(self.ask(server), (0, text))
+        self.assertGreater(server.metrics()["oasis_tier_checksum_failures_total"], 0)
+        server.stop()
+        self.assertEqual(self.run_once()[0], self.WHOLE)
+
+    def test_a_damaged_index_costs_what_it_names(self):
+        self.run_once()
+        size = self.index.stat().st_size
+        self.change_byte(self.index, size - size // 25 * 3 // 2)  # in the last but one of 25 records
+        self.assertEqual(self.run_once()[0], self.WHOLE - 16)
+        self.change_byte(self.index, 20)  # the head
+        self.assertEqual(self.run_once()[0], 0)
+        self.index.write_bytes(self.index.read_bytes()[:-size // 10])
+        self.assertLess(self.run_once()[0], self.WHOLE)
+
+    def test_a_file_of_other_settings_counts_for_nothing(self):
+        self.run_once("--block-size", "32")
+        self.assertEqual(self.run_once("--top-k-blocks", "16")[0], 0)
+        self.assertEqual(self.run_once("--top-k-blocks", "8")[0], 0)
+        self.assertEqual(self.run_once("--top-k-blocks", "8")[0], self.WHOLE)
+
+    # case 34
+    def test_a_killed_server_costs_only_what_it_wrote(self):
+        self.run_once()
+        server = self.serve()
+        self.ask(server, list(range(9000, 9400)))
+        server.process.kill()
+        server.process.wait(TIMEOUT_S)
+        server = self.serve()
+        self.assertEqual(self.ask(server, list(range(9000, 9400)))[0], 0)
+        self.assertEqual(self.ask(server)[0], self.WHOLE)
+        server.stop()
 
 
 class Preemption(ServeTest):

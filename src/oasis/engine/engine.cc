@@ -1,6 +1,8 @@
 #include "oasis/engine/engine.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 
 #include "oasis/base/units.h"
 #include "oasis/draft/make_drafter.h"
@@ -83,6 +85,21 @@ Status bound_by_device(const Device& device, const model::ModelConfig& m, const 
   return {};
 }
 
+// Besides the model and the encoding: what a kept block's summaries, and the K/V of sparse blocks, depend on.
+kv::PrefixKey identity_of(const kv::PrefixKey& root, const EngineConfig& config, const lookahead::CoreConfig& core,
+                          int64_t extra_bytes) {
+  const std::array<int32_t, 9> settings = {static_cast<int32_t>(config.attention),
+                                           static_cast<int32_t>(core.fetch),
+                                           static_cast<int32_t>(core.score),
+                                           std::bit_cast<int32_t>(core.beta),
+                                           std::bit_cast<int32_t>(static_cast<float>(core.fetch_ratio)),
+                                           core.attend_blocks,
+                                           core.resident_blocks,
+                                           core.max_draft_rows,
+                                           static_cast<int32_t>(extra_bytes)};
+  return kv::prefix_child(root, settings, kv::Provenance::kDense);
+}
+
 }  // namespace
 
 Status Engine::Impl::init() {
@@ -115,6 +132,8 @@ Status Engine::Impl::init() {
   decode_step = std::make_unique<DecodeStep>(std::move(d));
   if (config.synthetic_prompts) core->fill_with_noise();
   prefix_root = kv::prefix_root(checkpoint.fingerprint(), plan.core.shape, drafter->fingerprint());
+  cache_identity = identity_of(prefix_root, config, plan.core, drafter->home_bytes());
+  if (config.prefix_cache && !config.synthetic_prompts) homes->restore(cache_identity, prefix_root);
   by_index.assign(static_cast<size_t>(config.max_sequences), nullptr);
   snapshot();
   return {};
@@ -150,6 +169,9 @@ Status check(const Request& r, const Engine::Impl& e) {
   if (static_cast<int64_t>(r.prompt.size()) >= limit) {
     return invalid_argument("a prompt of {} tokens leaves no room in a context of {} (--context)", r.prompt.size(),
                             limit);
+  }
+  if (r.prompt_logprobs < -1 || r.prompt_logprobs > 20) {
+    return invalid_argument("prompt logprobs {}: must lie in 0 .. 20, or be -1 for none", r.prompt_logprobs);
   }
   if (r.max_tokens < 0) return invalid_argument("max tokens {}: must not be negative", r.max_tokens);
   if (!r.stop.empty() && !e.tokenizer) return invalid_argument("stop strings need a tokenizer");
@@ -218,6 +240,12 @@ void Engine::cancel(RequestId id) {
 }
 
 bool Engine::step() { return impl_->step(); }
+
+Status Engine::save_prefix_cache() {
+  auto& e = *impl_;
+  e.core->settle();
+  return e.config.prefix_cache && !e.config.synthetic_prompts ? e.homes->save(e.cache_identity) : Status();
+}
 
 void Engine::run_until_idle() {
   while (step()) {

@@ -73,6 +73,10 @@ class Engine {
   void start();  // a thread of its own until stop()
   void stop();
 
+  // With a capacity file: keeps what the prefix cache holds for the next engine of the same model, settings and file.
+  // Stopped, or between steps on the thread that steps.
+  Status save_prefix_cache();
+
   // The costs of a request that has ended, once.
   std::optional<RequestStats> take_stats(RequestId id);
   EngineMetrics metrics() const;

@@ -26,6 +26,7 @@ struct Engine::Impl {
   bool resume_one();
   bool admit_one();
   bool prefill_item();
+  bool score_prompt(EngineSequence& s);
   bool start_over(EngineSequence& s);
   Status synthesize_prompt(EngineSequence& s, bool sparse, std::span<const kv::HomeId> homes);
   void finish_prefill();
@@ -56,7 +57,7 @@ struct Engine::Impl {
   std::unique_ptr<lookahead::KvCore> core;
   PrefillWorkspace workspace;
   std::unique_ptr<DecodeStep> decode_step;
-  kv::PrefixKey prefix_root;
+  kv::PrefixKey prefix_root, cache_identity;
   std::vector<kv::HomeId> synthetic_homes;  // of the first synthetic prompt, one reference each
 
   // Engine's thread only.

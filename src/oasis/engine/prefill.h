@@ -38,6 +38,9 @@ class Prefill {
   // Prompt tokens whose work is done, scaled to layers: grows evenly from prefix to the whole prompt.
   int32_t progress() const;
   const float* last_hidden() const;
+  bool done() const { return layer_ == transformer_.config().layers; }
+  // After the last item: of new position first() + row on.
+  const float* hidden(int64_t row) const { return workspace_.hidden.as<float>() + row * transformer_.config().hidden; }
   // Fused features of new tokens: row 0 is position first().
   const float* features() const { return workspace_.features.as<float>(); }
   int32_t first() const { return first_; }

@@ -19,8 +19,10 @@ std::string_view to_string(FinishReason reason);
 // call the engine, except cancel().
 struct Event {
   std::vector<Sampled> tokens;  // new tokens; empty for progress and for the last piece of text
-  std::string text;             // new text: whole characters, nothing that a stop string may still swallow
-  int32_t prefilled = 0;        // prompt tokens done so far (prefill progress), of prompt_tokens
+  // Request::prompt_logprobs: the next tokens of the prompt, from its second on, in order; comes before `tokens`.
+  std::vector<Sampled> prompt_logprobs;
+  std::string text;       // new text: whole characters, nothing that a stop string may still swallow
+  int32_t prefilled = 0;  // prompt tokens done so far (prefill progress), of prompt_tokens
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;                  // of the prompt, taken from the prefix cache; known with the first event
   FinishReason finish = FinishReason::kNone;  // not kNone: the last event
@@ -35,6 +37,10 @@ struct Request {
   std::vector<int32_t> stop_tokens;  // besides the model's end-of-sequence tokens
   bool ignore_eos = false;
   bool skip_special = false;  // control tokens leave no text
+  // -1: none; n: the log-probability of every prompt token but the first, and of the n most likely (<= 20) in its
+  // place. Such a prompt is read as a whole, without the prefix cache, and its rows go through the model's head a chunk
+  // at a time.
+  int32_t prompt_logprobs = -1;
   std::function<void(const Event&)> on_event;
 
   // For evaluation. `forced`: the sequence goes on with these tokens whatever is sampled (teacher forcing); `on_logits`

@@ -338,18 +338,38 @@ void Sampler::penalise(std::span<float> logits) {
   for (const auto& [token, bias] : params_.logit_bias) edit(token) += bias;
 }
 
+namespace {
+
+// log(sum(exp(logits))), and the `n` most likely, likeliest first. Not all logits are infinite.
+double log_total_and_top(std::span<const float> logits, const Peaks& peaks, int32_t n, std::vector<TokenLogprob>& out) {
+  const Row raw{logits, peaks, 1};
+  std::vector<double> chunk_mass;
+  const double log_total = static_cast<double>(peaks.max) + std::log(raw.masses(chunk_mass));
+  std::vector<Candidate> top = raw.likeliest(static_cast<size_t>(n));
+  std::sort(top.begin(), top.end(), likelier);
+  for (const Candidate& c : top) out.push_back({c.token, static_cast<float>(c.logit - log_total)});
+  return log_total;
+}
+
+}  // namespace
+
+Sampled logprob_of(std::span<const float> logits, int32_t token, int32_t top) {
+  Sampled out{.token = token};
+  const Peaks peaks = find_peaks(logits);
+  if (!std::isfinite(peaks.max)) return {};
+  const double log_total = log_total_and_top(logits, peaks, top, out.top);
+  out.margin = peaks.max - peaks.second;
+  out.logprob = static_cast<float>(logits[static_cast<size_t>(token)] - log_total);
+  return out;
+}
+
 Sampled Sampler::sample(std::span<float> logits, int64_t position) {
   OASIS_CHECK(static_cast<int64_t>(logits.size()) == vocab_, "{} logits for a vocabulary of {}", logits.size(), vocab_);
   Sampled out;
   double log_total = 0;
   Peaks peaks = find_peaks(logits);
   if (params_.logprobs >= 0 && std::isfinite(peaks.max)) {
-    const Row raw{logits, peaks, 1};
-    std::vector<double> chunk_mass;
-    log_total = static_cast<double>(peaks.max) + std::log(raw.masses(chunk_mass));
-    std::vector<Candidate> top = raw.likeliest(static_cast<size_t>(params_.logprobs));
-    std::sort(top.begin(), top.end(), likelier);
-    for (const Candidate& c : top) out.top.push_back({c.token, static_cast<float>(c.logit - log_total)});
+    log_total = log_total_and_top(logits, peaks, params_.logprobs, out.top);
   }
   penalise(logits);
   if (!edits_.empty()) peaks = find_peaks(logits);

@@ -40,6 +40,10 @@ struct Sampled {
   std::vector<TokenLogprob> top;  // the params.logprobs most likely, likeliest first
 };
 
+// The log-probability of a token that is given, and the `top` most likely, of the model's own distribution (the raw
+// logits [vocab]). Token -1: no logit is a number.
+Sampled logprob_of(std::span<const float> logits, int32_t token, int32_t top);
+
 // The state that a sequence's sampling depends on: token counts and the position of its random stream. A draw depends
 // on (seed, position) alone, so preemption, batching and drafts do not change it.
 class Sampler {

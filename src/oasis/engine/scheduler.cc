@@ -123,7 +123,7 @@ bool Engine::Impl::admit_one() {
     return true;
   }
   std::vector<kv::HomeId> prefix;
-  if (config.prefix_cache) {
+  if (config.prefix_cache && s.request.prompt_logprobs < 0) {
     const bool dense_only = config.attention == Attention::kDense || config.fetch == lookahead::FetchMode::kExact;
     prefix = homes->match(prefix_root, s.tokens, dense_only ? kv::Provenance::kDense : kv::Provenance::kSparse);
   }
@@ -180,6 +180,10 @@ bool Engine::Impl::admit_one() {
 bool Engine::Impl::prefill_item() {
   if (!prefilling) return false;
   EngineSequence& s = *prefilling;
+  if (prefill->done()) {
+    if (score_prompt(s)) finish_prefill();
+    return true;
+  }
   const int32_t before = prefill->progress();
   auto done = prefill->advance();
   if (!done.ok()) {
@@ -187,12 +191,36 @@ bool Engine::Impl::prefill_item() {
     return true;
   }
   if (*done) {
-    finish_prefill();
+    if (s.request.prompt_logprobs < 0) finish_prefill();
   } else if (s.request.on_event && prefill->progress() > before) {
     s.request.on_event(
         {.prefilled = prefill->progress(), .prompt_tokens = s.prompt_length(), .cached_tokens = s.stats.cached_tokens});
   }
   return true;
+}
+
+// One item of the prompt's log-probabilities: as many rows as take about as long as an item of prefill, and not much
+// memory. True: that was the last.
+bool Engine::Impl::score_prompt(EngineSequence& s) {
+  constexpr int32_t kRows = 16;
+  const int64_t vocab = transformer->config().vocab;
+  const int32_t rows = std::min({kRows, config.prefill_chunk, s.prompt_length() - 1 - s.scored});
+  if (rows == 0) return true;
+  std::vector<float> logits(static_cast<size_t>(rows * vocab));
+  transformer->logits(device.foreground(), prefill->hidden(s.scored), rows, logits.data());
+  Event event{.prefilled = s.prompt_length(), .prompt_tokens = s.prompt_length()};
+  for (int32_t row = 0; row < rows; ++row) {
+    const std::span z(logits.data() + row * vocab, static_cast<size_t>(vocab));
+    event.prompt_logprobs.push_back(
+        logprob_of(z, s.tokens[static_cast<size_t>(s.scored + row + 1)], s.request.prompt_logprobs));
+    if (event.prompt_logprobs.back().token < 0) {
+      finish(s, FinishReason::kError, broken_logits());
+      return false;
+    }
+  }
+  s.scored += rows;
+  if (s.request.on_event) s.request.on_event(event);
+  return s.scored == s.prompt_length() - 1;
 }
 
 // Benches: the prompt counts as read.

@@ -45,6 +45,7 @@ struct EngineSequence {
   kv::HomeId last_home = -1;     // of the last published block, the parent of the next
   lookahead::SavedSequence saved;
   std::vector<std::byte> saved_drafter;
+  int32_t scored = 0;  // Request::prompt_logprobs: prompt rows whose logits have been looked at
   bool preempt_requested = false;
   RequestStats stats;
   Clock::time_point submitted = Clock::now(), started, first_token;

@@ -314,6 +314,27 @@ void FileTier::flush() {
   written_.wait(lock, [&] { return dirty_.empty() || *dirty_.begin() >= last; });
 }
 
+bool FileTier::checksums(HomeId home, std::span<uint64_t> out) const {
+  std::lock_guard lock(mutex_);
+  if (failed(home)) return false;
+  for (int32_t layer = 0; layer < shape_.layers; ++layer) {
+    const Part& p = parts_[static_cast<size_t>(index({home, layer}))];
+    if (p.state != PartState::kClean && p.state != PartState::kReading && p.state != PartState::kOnFile) return false;
+    out[static_cast<size_t>(layer)] = p.checksum;
+  }
+  return true;
+}
+
+void FileTier::adopt(HomeId home, std::span<const uint64_t> checksums) {
+  std::lock_guard lock(mutex_);
+  for (int32_t layer = 0; layer < shape_.layers; ++layer) {
+    Part& p = part(index({home, layer}));
+    OASIS_CHECK(p.state == PartState::kUnwritten, "home {} is adopted, but layer {} is written", home, layer);
+    p.checksum = checksums[static_cast<size_t>(layer)];
+    p.state = PartState::kOnFile;
+  }
+}
+
 TierStats FileTier::stats() const {
   std::lock_guard lock(mutex_);
   return stats_;

@@ -71,6 +71,10 @@ class FileTier final : public Tier {
   Status status(HomeId home) const override;
   void flush() override;
   TierStats stats() const override;
+  std::optional<Lasting> lasting() const override { return Lasting{file_.path(), shape_.layers}; }
+  bool checksums(HomeId home, std::span<uint64_t> out) const override;
+  void adopt(HomeId home, std::span<const uint64_t> checksums) override;
+  void keep_file() override { file_.keep(); }
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -192,20 +192,27 @@ HomeId HomeStore::publish(HomeId home, HomeId parent, const PrefixKey& root, std
     take(twin);
     return twin;
   }
-  if (!by_key_.emplace(key, home).second) return home;
+  if (by_key_.contains(key)) return home;
+  link(home, parent, key, provenance, block_tokens);
+  return home;
+}
+
+// Into the tree. Nobody has the key.
+void HomeStore::link(HomeId home, HomeId parent, const PrefixKey& key, Provenance provenance,
+                     std::span<const int32_t> tokens) {
+  by_key_.emplace(key, home);
   Home& h = at(home);
   h.published = true;
   h.key = key;
   h.provenance = provenance;
   h.parent = parent;
-  h.tokens.assign(block_tokens.begin(), block_tokens.end());
+  h.tokens.assign(tokens.begin(), tokens.end());
   if (parent != kNoHome) {
     h.next_sibling = at(parent).first_child;
     if (h.next_sibling != kNoHome) at(h.next_sibling).previous_sibling = home;
     at(parent).first_child = home;
     update_evictable(parent);
   }
-  return home;
 }
 
 void HomeStore::unpublish(HomeId home) {

@@ -86,6 +86,19 @@ class HomeStore {
   bool published(HomeId home) const { return homes_[static_cast<size_t>(home)].published; }
   Provenance provenance(HomeId home) const { return homes_[static_cast<size_t>(home)].provenance; }
 
+  // The prefix cache outlives the process if the tier's file does: its index lies beside it, in FILE.index (tokens,
+  // keys, summaries, checksums). `identity` stands for everything that the cache's use depends on: model, encoding,
+  // settings.
+  //
+  // Writes the index of all published homes and has the file kept; the old index is replaced at once or not at all.
+  // Without a lasting file: nothing. Between steps.
+  Status save(const PrefixKey& identity);
+  // Into a store that is new: caches what the index tells, and returns how many homes. Of another identity, or with
+  // a damaged head: none, no error, and the index is removed. A damaged record costs its block and what builds on it.
+  // The index stays, so that a crash loses only what this run writes: what it overwrites no longer has the checksum
+  // that the index knows.
+  int32_t restore(const PrefixKey& identity, const PrefixKey& root);
+
   // Drops every cached home.
   void clear_cache();
   HomeStoreStats stats() const;
@@ -124,6 +137,7 @@ class HomeStore {
   void take(HomeId home);       // one more reference to a published home
   void settle(HomeId home);     // unreferenced, and its step is over: cached or free
   void unpublish(HomeId home);  // with all that build on it; cached ones become free
+  void link(HomeId home, HomeId parent, const PrefixKey& key, Provenance provenance, std::span<const int32_t> tokens);
   void detach(HomeId leaf);     // from the tree
   void free_home(HomeId home);  // its bytes are forgotten
   void evict_one();

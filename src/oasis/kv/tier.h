@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -116,6 +117,21 @@ class Tier {
   virtual void flush() = 0;
 
   virtual TierStats stats() const = 0;
+
+  // A tier whose bytes can outlive the process (HomeStore::save and restore): the file that holds them, and the parts
+  // of a home.
+  struct Lasting {
+    std::string file;
+    int32_t layers = 0;
+  };
+  virtual std::optional<Lasting> lasting() const { return {}; }
+  // Of the home's parts, [layers]. False: not all of them are in the file, or one failed. After flush().
+  virtual bool checksums(HomeId, std::span<uint64_t>) const { return false; }
+  // The file holds the parts of this unwritten home since an earlier run. Believed as they are read, by these
+  // checksums.
+  virtual void adopt(HomeId, std::span<const uint64_t>) {}
+  // The file stays when the tier ends.
+  virtual void keep_file() {}
 };
 
 struct TierConfig {
@@ -132,9 +148,10 @@ int64_t dram_home_bytes(const TierConfig& config);
 
 // A file under a DRAM cache of parts (LRU): io_uring with O_DIRECT where the file system and kernel allow, else
 // pread/pwrite on a small set of threads (said in describe()). `memory_bytes` bounds cache + metadata, `file_bytes` the
-// file (0: as much as homes for `max_homes` need). The file is created or truncated, its space reserved at once (a full
-// disk is an error here, not later), locked against a second process, and unlinked at the end. A file that is not empty
-// and was not made by this tier is left alone: an error.
+// file (0: as much as homes for `max_homes` need). The file is created or used again (its bytes count for nothing until
+// they are adopted), its space reserved at once (a full disk is an error here, not later), locked against a second
+// process, and unlinked at the end unless it is to be kept. A file that is not empty and was not made by this tier is
+// left alone: an error.
 struct FileTierConfig {
   std::string path;
   int64_t file_bytes = 0;

@@ -6,6 +6,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -82,7 +83,7 @@ bool TierFile::is_named(const std::string& path) const {
          named.st_dev == mine.st_dev;
 }
 
-// Empties the file if it is ours to empty.
+// Takes the file if it is empty or an earlier run's.
 Status TierFile::take_over() {
   struct stat info;
   if (fstat(fd_, &info) != 0) return io_error("--capacity-file {}: fstat: {}", path_, reason());
@@ -94,7 +95,9 @@ Status TierFile::take_over() {
       return invalid_argument("--capacity-file {}: it holds {} of something else; remove it or name another", path_,
                               format_bytes(static_cast<int64_t>(info.st_size)));
     }
-    if (ftruncate(fd_, 0) != 0) return io_error("--capacity-file {}: truncate: {}", path_, reason());
+    // What it has beyond is given back; what it has already need not be free on the disk.
+    if (info.st_size > bytes_ && ftruncate(fd_, bytes_) != 0)
+      return io_error("--capacity-file {}: truncate: {}", path_, reason());
   }
   ours_ = true;
   return {};
@@ -118,6 +121,9 @@ Status TierFile::write_header() {
 }
 
 Status TierFile::reserve() {
+  struct stat info;
+  if (fstat(fd_, &info) != 0) return io_error("--capacity-file {}: fstat: {}", path_, reason());
+  const int64_t owned = int64_t{info.st_blocks} * 512;
   struct statvfs disk{};
   const bool known = fstatvfs(fd_, &disk) == 0;
   const auto block = static_cast<int64_t>(disk.f_frsize);
@@ -127,7 +133,7 @@ Status TierFile::reserve() {
                               path_, format_bytes(bytes_), format_bytes(available));
   };
   // Asked first: some file systems fill the disk before they find out.
-  if (known && bytes_ - kHeaderBytes > static_cast<int64_t>(disk.f_bfree) * block) return too_large();
+  if (known && bytes_ - std::max(owned, kHeaderBytes) > static_cast<int64_t>(disk.f_bfree) * block) return too_large();
   int result = 0;
   do {
     result = fallocate(fd_, 0, 0, bytes_);
@@ -154,12 +160,13 @@ TierFile& TierFile::operator=(TierFile&& other) noexcept {
   std::swap(direct_, other.direct_);
   std::swap(reserved_, other.reserved_);
   std::swap(ours_, other.ours_);
+  std::swap(kept_, other.kept_);
   return *this;
 }
 
 TierFile::~TierFile() {
   if (fd_ < 0) return;
-  if (ours_) {
+  if (ours_ && !kept_) {
     std::error_code error;
     const std::string file = std::filesystem::canonical(path_, error);  // of a link, what it leads to
     // Whoever moved the file away may have put another in its place.

@@ -1,4 +1,4 @@
-// The file of a file tier: made, locked and reserved at the start, unlinked at the end.
+// The file of a file tier: made, locked and reserved at the start, unlinked at the end unless it is kept.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,14 @@ class TierFile {
   // Offsets, lengths and addresses of I/O are multiples of this.
   static constexpr int64_t kAlign = 4096;
 
-  // Of `bytes` in all, reserved on the disk. A left-over of an earlier run (killed, say) is used again; any other file
-  // that is not empty is an error, and so is one that another process holds.
+  // Of `bytes` in all, reserved on the disk. The file of an earlier run is used again, with the bytes in it; any other
+  // file that is not empty is an error, and so is one that another process holds.
   static Result<TierFile> create(const std::string& path, int64_t bytes);
   TierFile(TierFile&& other) noexcept;
   TierFile& operator=(TierFile&& other) noexcept;
   ~TierFile();
+
+  void keep() { kept_ = true; }
 
   int fd() const { return fd_; }
   const std::string& path() const { return path_; }
@@ -41,6 +43,7 @@ class TierFile {
   int fd_ = -1;
   bool direct_ = true, reserved_ = true;
   bool ours_ = false;  // locked and empty or made by us: may be unlinked
+  bool kept_ = false;  // and is not
 };
 
 }  // namespace oasis::kv

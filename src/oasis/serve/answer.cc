@@ -59,18 +59,23 @@ void Answer::set_stats(int32_t choice, const engine::RequestStats& stats) {
 void Answer::add(int32_t choice, const engine::Event& event, std::vector<std::string>& chunks) {
   Choice& c = choices_[static_cast<size_t>(choice)];
   progress(choice, event, chunks);
+  c.prompt.insert(c.prompt.end(), event.prompt_logprobs.begin(), event.prompt_logprobs.end());
   if (event.tokens.empty() && event.text.empty() && event.finish == engine::FinishReason::kNone) return;
   if (event.finish == engine::FinishReason::kNone) {  // until the engine's own figures come
     c.stats.cached_tokens = event.cached_tokens;
     c.stats.output_tokens += static_cast<int32_t>(event.tokens.size());
   }
   open(choice, chunks);
-  for (const auto& token : event.tokens) add_logprobs(c, token);
   ChatDelta delta;
-  if (request_.chat) {
-    delta = c.output.push(event.text);
+  if (request_.prompt_only) {
+    c.stats.output_tokens = 0;  // the echo is all
   } else {
-    delta.content = event.text;
+    for (const auto& token : event.tokens) add_logprobs(c, token);
+    if (request_.chat) {
+      delta = c.output.push(event.text);
+    } else {
+      delta.content = event.text;
+    }
   }
   if (event.finish == engine::FinishReason::kNone) return add_text(choice, delta, chunks);
   if (request_.chat) {
@@ -82,6 +87,7 @@ void Answer::add(int32_t choice, const engine::Event& event, std::vector<std::st
   add_text(choice, delta, chunks);
   const bool stopped = event.finish == engine::FinishReason::kStop;
   c.finish = stopped && c.output.called() ? "tool_calls" : std::string(to_string(event.finish));
+  if (request_.prompt_only) c.finish = "length";
   if (!request_.stream) return;
   Object last = request_.chat ? Object{{"delta", Object::object()}} : Object{{"text", ""}};
   last["logprobs"] = std::exchange(c.logprobs, nullptr);
@@ -117,12 +123,13 @@ void Answer::progress(int32_t choice, const engine::Event& event, std::vector<st
   chunks.push_back(dump(all));
 }
 
-// The prompt's own log-probabilities are not computed: null.
+// Nothing comes before the first token, so its log-probability is null.
 void Answer::echo_prompt(int32_t choice, std::vector<std::string>& chunks) {
   Choice& c = choices_[static_cast<size_t>(choice)];
   const auto& ids = request_.prompts[static_cast<size_t>(choice / request_.n)];
   if (request_.base.sampling.logprobs >= 0) {
-    for (const int32_t id : ids) add_logprobs(c, {.token = id, .logprob = std::numeric_limits<float>::quiet_NaN()});
+    add_logprobs(c, {.token = ids[0], .logprob = std::numeric_limits<float>::quiet_NaN()});
+    for (const engine::Sampled& token : std::exchange(c.prompt, {})) add_logprobs(c, token);
   }
   add_text(choice, {.content = model_.tokenizer->decode(ids, true)}, chunks);
 }

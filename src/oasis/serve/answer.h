@@ -36,10 +36,11 @@ class Answer {
   struct Choice {
     explicit Choice(ChatFormat format) : output(std::move(format)) {}
     ChatOutput output;
-    std::string text, reasoning;     // whole answers
-    Object calls = Object::array();  // whole answers
-    Object logprobs;                 // not yet given out; null: none
-    size_t offset = 0;               // characters of text so far, for text_offset
+    std::string text, reasoning;          // whole answers
+    Object calls = Object::array();       // whole answers
+    Object logprobs;                      // not yet given out; null: none
+    std::vector<engine::Sampled> prompt;  // its log-probabilities, as they come
+    size_t offset = 0;                    // characters of text so far, for text_offset
     int32_t call_count = 0, progress = -1;
     bool opened = false;  // the first chunk is out
     std::string finish;

@@ -62,6 +62,12 @@ Failure parse_completion(const Json& body, const ServedModel& model, GenerateReq
   f.boolean("add_special_tokens", add_special);
   f.whole("logprobs", 0, 20, out.base.sampling.logprobs);
   if (f.failed()) return f.failure();
+  if (out.echo) out.base.prompt_logprobs = out.base.sampling.logprobs;
+  if (out.base.max_tokens == 0) {
+    if (!out.echo) return bad_request("max_tokens: 0 needs echo: true, or there is nothing to answer", "max_tokens");
+    out.prompt_only = true;
+    out.base.max_tokens = 1;
+  }
   if (out.n > model.max_choices) {
     return bad_request(
         fmt::format("n: {} choices are more than this server takes at once ({})", out.n, model.max_choices), "n");

@@ -31,7 +31,8 @@ constexpr Entry kEntries[] = {{"/", Endpoint::kPage, "GET", false},
                               {"/v1/completions", Endpoint::kCompletions, "POST", true},
                               {"/v1/chat/completions", Endpoint::kChat, "POST", true},
                               {"/tokenize", Endpoint::kTokenize, "POST", true},
-                              {"/detokenize", Endpoint::kDetokenize, "POST", true}};
+                              {"/detokenize", Endpoint::kDetokenize, "POST", true},
+                              {"/tokenizer_info", Endpoint::kTokenizerInfo, "GET", true}};
 constexpr std::string_view kModelPath = "/v1/models/";
 
 // %41 -> A; what is no escape stays.
@@ -95,6 +96,17 @@ Reply tokenize(const ServedModel& model, const Json& body) {
   return json(out);
 }
 
+// What a client needs to use /tokenize in the place of a tokenizer of its own.
+Reply tokenizer_info(const ServedModel& model) {
+  const text::Tokenizer& t = *model.tokenizer;
+  const auto token = [&](int32_t id) { return id < 0 ? Object() : Object(text::to_valid_utf8(t.token_bytes(id))); };
+  return json({{"eos_token", token(t.eos())},
+               {"bos_token", token(t.bos())},
+               {"add_bos_token", t.add_bos()},
+               {"chat_template", t.chat_template().empty() ? Object() : Object(t.chat_template())},
+               {"model_max_length", model.context}});
+}
+
 Reply detokenize(const ServedModel& model, const Json& body) {
   if (Failure failure = check_model(body, model)) return to_reply(*failure);
   std::vector<int32_t> ids;
@@ -150,6 +162,8 @@ Reply answer_get(const Service& service, const Route& route) {
       return json({{"object", "list"}, {"data", Object::array({model_json(service.model)})}});
     case Endpoint::kModel:
       return model_reply(service.model, route.argument);
+    case Endpoint::kTokenizerInfo:
+      return tokenizer_info(service.model);
     default:
       return to_reply({.status = 500, .message = "no such answer", .type = "server_error"});
   }

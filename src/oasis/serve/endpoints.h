@@ -31,7 +31,8 @@ enum class Endpoint {
   kCompletions,
   kChat,
   kTokenize,
-  kDetokenize
+  kDetokenize,
+  kTokenizerInfo
 };
 
 struct Route {

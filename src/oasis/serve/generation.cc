@@ -8,13 +8,15 @@ namespace oasis::serve {
 namespace {
 
 bool is_progress(const engine::Event& e) {
-  return e.tokens.empty() && e.text.empty() && e.finish == engine::FinishReason::kNone;
+  return e.tokens.empty() && e.prompt_logprobs.empty() && e.text.empty() && e.finish == engine::FinishReason::kNone;
 }
 
 // What an event takes in memory, and later on the wire, roughly.
 int64_t size_of(const engine::Event& e) {
   size_t bytes = sizeof(Piece) + e.text.size();
-  for (const auto& token : e.tokens) bytes += sizeof token + token.top.size() * sizeof(engine::TokenLogprob);
+  for (const auto* tokens : {&e.tokens, &e.prompt_logprobs}) {
+    for (const auto& token : *tokens) bytes += sizeof token + token.top.size() * sizeof(engine::TokenLogprob);
+  }
   return static_cast<int64_t>(bytes);
 }
 

@@ -98,7 +98,7 @@ void parse_stops(Fields& f, const ServedModel& model, GenerateRequest& out) {
 }
 
 void parse_length(Fields& f, GenerateRequest& out) {
-  f.whole("max_tokens", 1, kMost, out.base.max_tokens);
+  f.whole("max_tokens", out.chat ? 1 : 0, kMost, out.base.max_tokens);
   f.whole("max_completion_tokens", 1, kMost, out.base.max_tokens);
   // Load testers ask for an exact length with min_tokens = max_tokens: that is what ignore_eos means.
   int64_t least = 0;

@@ -23,6 +23,7 @@ struct GenerateRequest {
   bool seeded = false;   // the seed is the client's
   bool stream = false, include_usage = false, return_progress = false;
   bool echo = false;                 // completions: the answer begins with the prompt
+  bool prompt_only = false;          // max_tokens 0, with echo: what the model says next is not shown
   bool show_stats = false;           // oasis.stats
   bool parse_tools = false;          // tool calls become fields
   std::set<std::string> tool_names;  // that were offered
