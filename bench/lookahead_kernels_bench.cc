@@ -213,9 +213,11 @@ void seal(benchmark::State& state) {
   std::vector<int32_t> pages, summary_pages;
   std::vector<std::byte*> home_of;
   for (int32_t e = 0; e < kEntries; ++e) {
-    for (int64_t h = 0; h < s.heads; ++h) pages.push_back(e);
     summary_pages.push_back(e);
-    home_of.push_back(homes.data() + e * s.heads * slot);
+    for (int64_t h = 0; h < s.heads; ++h) {
+      pages.push_back(e);
+      home_of.push_back(homes.data() + (e * s.heads + h) * slot);
+    }
   }
   for (auto _ : state) {
     seal_cpu(
@@ -227,8 +229,7 @@ void seal(benchmark::State& state) {
          .pages = pages.data(),
          .summaries = {summaries.data(), s.heads * summary, summary, state.range(1) ? KvType::kFp8E4M3 : KvType::kBf16},
          .summary_pages = summary_pages.data(),
-         .homes = home_of.data(),
-         .home_head_stride = slot});
+         .homes = home_of.data()});
   }
   state.SetItemsProcessed(state.iterations() * kEntries * s.heads);
   state.SetBytesProcessed(state.iterations() * kEntries * s.heads * slot);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "eval/block_rule.h"
 #include "eval/task.h"
 
 namespace oasis::eval {
@@ -34,33 +35,51 @@ Tokens forced_by(size_t turn, const Tokens& own, const Tokens& other, int64_t at
   return out;
 }
 
-// By step: sums of cover, agreement, top-1, KL.
+// By step: sums of cover, agreement, top-1, KL, and of drafts that were right; cover apart by what became of the draft
+// that chose what is read, made one step before.
 Json series_of(const Run& run) {
-  std::vector<double> cover, agreement, top1, kl, runs;
+  Json out;
+  const auto put = [&](const char* name, double v) { out[name].push_back(v); };
+  const Step* made = nullptr;
   for (const Step& s : run.steps) {
     const double n = std::max<double>(1, static_cast<double>(s.measured));
-    cover.push_back(s.cover / n), agreement.push_back(s.agreement / n);
-    top1.push_back(s.top1), kl.push_back(s.kl), runs.push_back(1);
+    const bool drafted = made && made->compared > 0, right = drafted && made->right > 0;
+    put("cover", s.cover / n), put("agreement", s.agreement / n), put("top1", s.top1), put("kl", s.kl), put("runs", 1);
+    put("draft right", right), put("drafted", drafted);
+    put("cover, draft right", right ? s.cover / n : 0), put("right runs", right);
+    put("cover, draft wrong", drafted && !right ? s.cover / n : 0), put("wrong runs", drafted && !right);
+    made = &s;
   }
-  return {{"cover", cover}, {"agreement", agreement}, {"top1", top1}, {"kl", kl}, {"runs", runs}};
+  return out;
 }
 
-// Mean of a series over steps [begin, end) after the turn. Step i decides output i + 1.
-double window(const Json& s, const char* name, int64_t begin, int64_t end) {
+struct Figure {
+  const char *name, *count;
+};
+constexpr Figure kFigures[] = {{"cover", "runs"},
+                               {"agreement", "runs"},
+                               {"top1", "runs"},
+                               {"kl", "runs"},
+                               {"draft right", "drafted"},
+                               {"cover, draft right", "right runs"},
+                               {"cover, draft wrong", "wrong runs"}};
+
+// Mean of a figure over steps [begin, end) after the turn; null: nothing there. Step i decides output i + 1.
+Json window(const Json& s, const Figure& f, int64_t begin, int64_t end) {
   double sum = 0, n = 0;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t at = kBefore + i - 1;
-    if (at < 0 || at >= static_cast<int64_t>(s[name].size())) continue;
-    sum += s[name][static_cast<size_t>(at)].get<double>(), n += s["runs"][static_cast<size_t>(at)].get<double>();
+    if (at < 0 || at >= static_cast<int64_t>(s[f.name].size())) continue;
+    sum += s[f.name][static_cast<size_t>(at)].get<double>(), n += s[f.count][static_cast<size_t>(at)].get<double>();
   }
-  return n > 0 ? sum / n : 0;
+  return n > 0 ? Json(sum / n) : Json();
 }
 
 // The first step after the turn from which eight together reach the level before it; null: none does.
 Json steps_back(const Json& s) {
-  const double level = window(s, "cover", -32, 0);
+  const Json level = window(s, kFigures[0], -32, 0);
   for (int64_t i = 0; i + 8 <= kAfter; ++i) {
-    if (window(s, "cover", i, i + 8) >= level) return i;
+    if (window(s, kFigures[0], i, i + 8) >= level) return i;
   }
   return {};
 }
@@ -75,7 +94,16 @@ Result<Outcome> drift(const Context& context) {
       policy(context, "bounded, R=1.5K", FetchMode::kBounded, 1.5),
       policy(context, "bounded, R=2K", FetchMode::kBounded, 2),
       policy(context, "adaptive, R=1.5K", FetchMode::kAdaptive, 1.5),
+      policy(context, "bounded, R=1.5K, no draft", FetchMode::kBounded, 1.5),
   };
+  variants.back().config.draft = "none";
+  if (context.base.draft.starts_with("eagle3:")) {
+    variants.push_back(policy(context, "bounded, R=1.5K, auto draft", FetchMode::kBounded, 1.5));
+    variants.back().config.draft = "auto:" + context.base.draft.substr(7);
+  }
+  variants.push_back(
+      with_rule(policy(context, "", FetchMode::kExact, 1.5),
+                {.name = "residents ranked at use, R=1.5K", .beta = 0.5f, .pin_first = true, .residents_only = true}));
   for (Variant& v : variants) v.config.agreement_every = 1, v.config.accept_drafts = false;
   const int64_t at = context.context - kBefore - kAfter;
   if (at < 64) return invalid_argument("--context {}: drift needs at least {}", context.context, 64 + kBefore + kAfter);
@@ -98,6 +126,7 @@ Result<Outcome> drift(const Context& context) {
                                                          .reference = record ? nullptr : &references[turn],
                                                          .record = record ? &references[turn] : nullptr}));
       out[kTurns[turn]] = series_of(run);
+      if (v.finish) v.finish(out);  // a study begins anew with each prompt
     }
     return out;
   };
@@ -110,7 +139,9 @@ Result<Outcome> drift(const Context& context) {
         }
         return run_all(v, t, false);
       };
-      units.push_back({describe(context, v.config, pieces[t]), work});
+      auto both = pieces[t];
+      append(both, pieces[(t + 1) % pieces.size()], 0, context.context);
+      units.push_back({describe(context, v.config, both) + (v.finish ? " " + v.name : ""), work});
     }
   }
   OASIS_ASSIGN_OR_RETURN(const auto results, run_units(context, "drift", units));
@@ -129,19 +160,20 @@ Result<Outcome> drift(const Context& context) {
     for (size_t v = 0; v < variants.size(); ++v) {
       Json s;
       for (size_t t = 0; t < pieces.size(); ++t) add(s, results[t * variants.size() + v][kTurns[turn]]);
-      for (const char* figure : {"cover", "agreement", "top1", "kl"}) {
-        std::vector<Json> row = {kTurns[turn], variants[v].name, figure};
+      for (const Figure& figure : kFigures) {
+        std::vector<Json> row = {kTurns[turn], variants[v].name, figure.name};
         for (const auto& [begin, end] : kWindows) row.push_back(window(s, figure, begin, end));
-        row.push_back(figure == std::string("cover") ? steps_back(s) : Json());
+        row.push_back(&figure == kFigures ? steps_back(s) : Json());
         out.table.rows.push_back(std::move(row));
       }
       if (turn == 1) continue;
       Series line{fmt::format("{}: {}", turn == 0 ? "switch" : "copy", variants[v].name), {}, {}};
       for (int64_t i = -32; i + 8 <= kAfter; i += 4) {
         line.x.push_back(static_cast<double>(i + 4));
-        line.y.push_back(window(s, "cover", i, i + 8));
+        line.y.push_back(window(s, kFigures[0], i, i + 8).get<double>());
       }
-      if (v > 0) series.push_back(std::move(line));
+      const bool own_cover = variants[v].config.fetch != FetchMode::kExact;  // else it is that of the prefetch alone
+      if (own_cover) series.push_back(std::move(line));
     }
   }
   out.picture = line_chart("Cover of the true top-K, mean of 8 steps", "steps after the turn", "cover", series);

@@ -155,8 +155,8 @@ Result<Outcome> jsonl_tasks(const Context& context) {
       };
       auto all = t.encode(q.prompt + "\n" + q.answer, true, false);
       for (const auto& c : q.choices) all.push_back(static_cast<int32_t>(std::hash<std::string>{}(c)));
-      units.push_back({fmt::format("{} question{} x{} t{} n{}", describe(context, v.config, all), i, q.samples,
-                                   q.temperature, q.max_tokens),
+      units.push_back({fmt::format("{} question{} right{} x{} t{} n{}", describe(context, v.config, all), i,
+                                   q.right_choice, q.samples, q.temperature, q.max_tokens),
                        work});
     }
   }

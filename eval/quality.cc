@@ -1,4 +1,5 @@
 // quality: what each policy costs in perplexity and KL to the dense run of the same text.
+#include "eval/block_rule.h"
 #include "eval/task.h"
 
 namespace oasis::eval {
@@ -19,6 +20,9 @@ Result<Outcome> quality(const Context& context) {
       policy(context, "bounded, R=K", FetchMode::kBounded, 1),
       policy(context, "bounded, R=1.5K", FetchMode::kBounded, 1.5),
       policy(context, "adaptive, R=1.5K", FetchMode::kAdaptive, 1.5),
+      // What bounded could be if attention ranked the residents by its own query: a study, not a policy.
+      with_rule(policy(context, "", FetchMode::kExact, 1.5),
+                {.name = "residents ranked at use, R=1.5K", .beta = 0.5f, .pin_first = true, .residents_only = true}),
   };
   OASIS_ASSIGN_OR_RETURN(const auto results, forced_grid(context, "quality", variants));
   Outcome out;

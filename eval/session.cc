@@ -9,6 +9,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
 std::vector<float> log_softmax(std::span<const float> z) {
   const float top = *std::max_element(z.begin(), z.end());
   double sum = 0;
@@ -77,13 +79,14 @@ Result<Run> Session::run(const Ask& ask) {
   const auto begin = Clock::now();
   r.on_event = [&](const engine::Event& e) {
     if (!e.tokens.empty() && out.tokens.empty()) {
-      out.first_token_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+      out.first_token_seconds = seconds_since(begin);
     }
     for (const auto& t : e.tokens) out.tokens.push_back(t.token);
     if (e.finish == engine::FinishReason::kError) error = e.error;
   };
   if (ask.record) ask.record->clear();
-  const auto see = [&](int32_t index, std::span<const float> z) {
+  double looking = 0;  // seconds at logits since the last step
+  const auto look = [&](int32_t index, std::span<const float> z) {
     const auto i = static_cast<size_t>(index);
     const auto p = log_softmax(z);
     if (ask.record) {
@@ -98,14 +101,22 @@ Result<Run> Session::run(const Ask& ask) {
     scored.kl += divergence(dense, p);
     scored.top1 += best(dense) == best(p);
   };
-  if (ask.score) r.on_logits = see;
+  if (ask.score) {
+    r.on_logits = [&](int32_t index, std::span<const float> z) {
+      const auto since = Clock::now();
+      look(index, z);
+      looking += seconds_since(since);
+    };
+  }
   OASIS_ASSIGN_OR_RETURN(const auto id, engine_->submit(std::move(r)));
   auto before = engine_->metrics();
   const int64_t none_yet = before.output_tokens;
-  while (engine_->step()) {
+  for (auto since = Clock::now(); engine_->step(); since = Clock::now()) {
+    const double seconds = seconds_since(since) - std::exchange(looking, 0);
     auto after = engine_->metrics();
     if (after.steps > before.steps) {
       Step step = scored;
+      step.seconds = seconds;
       step.first = out.steps.empty() ? 1 : out.steps.back().first + out.steps.back().tokens;
       fill(step, before, after);
       if (before.output_tokens == none_yet) --step.tokens;  // the prefill ended in the same call
@@ -124,6 +135,8 @@ Json sums(const Run& run, int64_t heads) {
   Json j;
   Step all;
   std::vector<double> part_kl(kParts), part_tokens(kParts);
+  double timed_seconds = 0;
+  int64_t timed_tokens = 0;
   const auto length = static_cast<int64_t>(run.tokens.size());
   for (const Step& s : run.steps) {
     all.tokens += s.tokens, all.nll += s.nll, all.kl += s.kl, all.top1 += s.top1, all.right_token += s.right_token;
@@ -134,6 +147,7 @@ Json sums(const Run& run, int64_t heads) {
     for (size_t l = 0; l < s.layer_sum.size(); ++l) {
       all.layer_sum[l] += s.layer_sum[l], all.layer_count[l] += s.layer_count[l];
     }
+    if (s.measured == 0 && &s != &run.steps.front()) timed_seconds += s.seconds, timed_tokens += s.tokens;
     const auto part =
         static_cast<size_t>(std::min<int64_t>(kParts - 1, s.first * kParts / std::max<int64_t>(1, length)));
     part_kl[part] += s.kl, part_tokens[part] += s.tokens;
@@ -159,7 +173,9 @@ Json sums(const Run& run, int64_t heads) {
        {"layer_sum", all.layer_sum},
        {"layer_count", all.layer_count},
        {"part_kl", part_kl},
-       {"part_tokens", part_tokens}};
+       {"part_tokens", part_tokens},
+       {"timed_seconds", timed_seconds},
+       {"timed_tokens", timed_tokens}};
   return j;
 }
 

@@ -16,6 +16,8 @@ using Json = nlohmann::ordered_json;
 struct Variant {
   std::string name;
   engine::EngineConfig config;
+  // A study with hooks in `config`: adds its figures of the run that ended to the run's sums. Null: none.
+  std::function<void(Json& sums)> finish = {};
 };
 
 // Log-probabilities of the dense run, [output index][vocab]; index 0 comes from the prefill, which is dense everywhere.
@@ -31,6 +33,7 @@ struct Step {
   std::vector<int64_t> layer_count;  // [layers]
   int64_t misses = 0, fetched = 0, demand = 0, bytes = 0;
   int64_t compared = 0, right = 0, accepted = 0;  // drafts
+  double seconds = 0;                             // of the engine, without what it takes to look at logits
 };
 
 struct Run {
@@ -65,8 +68,9 @@ class Session {
   std::unique_ptr<engine::Engine> engine_;
 };
 
-// The sums of a run as they are kept and added up: tokens, steps, nll, kl, top1, ..., layer_sum, layer_count, and kl
-// and tokens of each quarter of the output.
+// The sums of a run as they are kept and added up: tokens, steps, nll, kl, top1, ..., layer_sum, layer_count, kl and
+// tokens of each quarter of the output, and timed_seconds and timed_tokens: of steps in which agreement is not
+// measured.
 Json sums(const Run& run, int64_t heads);
 // Adds numbers and arrays of numbers, member by member; `to` may be null.
 void add(Json& to, const Json& from);

@@ -12,6 +12,7 @@ constexpr Task kTasks[] = {
     {"k-sweep", "K from 32 to all", k_sweep},
     {"resident-sweep", "the resident set from K to 4 K: misses, bytes, quality", resident_sweep},
     {"scorers", "rules that rank blocks: KL to dense with exact reads", scorers},
+    {"kv-types", "keys and values in FP8 instead of bf16: KL to dense", kv_types},
     {"recall", "a needle, a verbatim copy, a key-value lookup over depth and length, for every policy", recall},
     {"drift", "topic switch, inserted passage, copied passage: cover and agreement step by step", drift},
     {"accept", "accepted length and agreement by draft length", accept},
@@ -50,11 +51,13 @@ Result<std::vector<Json>> run_units(const Context& context, const std::string& t
 }
 
 std::string describe(const Context& context, const engine::EngineConfig& c, std::span<const int32_t> tokens) {
-  return fmt::format("model{:016x} attention{} b{} K{} R{} score{} fetch{} {} {} n{} accept{} file:{} tokens{:016x}",
-                     context.checkpoint.fingerprint(), static_cast<int>(c.attention), c.block_size, c.top_k_blocks,
-                     c.resident_ratio, static_cast<int>(c.block_score), static_cast<int>(c.fetch), c.fetch_ratio,
-                     c.draft, c.accept_drafts ? c.draft_tokens : 0, c.accept_drafts, !c.capacity_file.empty(),
-                     hash_of(tokens));
+  return fmt::format(
+      "model{:016x} attention{} b{} K{} R{} score{} fetch{} {} {} n{} accept{} file:{} kv {} summaries {} "
+      "tokens{:016x}",
+      context.checkpoint.fingerprint(), static_cast<int>(c.attention), c.block_size, c.top_k_blocks, c.resident_ratio,
+      static_cast<int>(c.block_score), static_cast<int>(c.fetch), c.fetch_ratio, c.draft,
+      c.accept_drafts ? c.draft_tokens : 0, c.accept_drafts, !c.capacity_file.empty(), kv::to_string(c.kv_type),
+      kv::to_string(c.summary_type), hash_of(tokens));
 }
 
 Variant policy(const Context& context, std::string name, lookahead::FetchMode fetch, double resident_ratio) {
@@ -100,9 +103,13 @@ Result<std::vector<std::vector<Json>>> forced_grid(const Context& context, const
             OASIS_RETURN_IF_ERROR(run(dense(context), nullptr, &reference).status());
           }
           OASIS_ASSIGN_OR_RETURN(const Run r, run(v, &reference, nullptr));
-          return sums(r, context.heads());
+          Json j = sums(r, context.heads());
+          if (v.finish) v.finish(j);
+          return j;
         };
-        units.push_back({fmt::format("{} steps{}", describe(context, v.config, tokens), context.steps), work});
+        units.push_back({fmt::format("{} steps{}{}", describe(context, v.config, tokens), context.steps,
+                                     v.finish ? " " + v.name : ""),
+                         work});
       }
     }
   }
@@ -117,7 +124,7 @@ Result<std::vector<std::vector<Json>>> forced_grid(const Context& context, const
 
 std::vector<std::string> quality_columns(std::vector<std::string> first) {
   for (const char* c :
-       {"agreement", "cover", "misses", "fetched", "bytes/step", "perplexity", "KL", "top-1", "tokens"}) {
+       {"agreement", "cover", "misses", "fetched", "bytes/step", "tokens/s", "perplexity", "KL", "top-1", "tokens"}) {
     first.push_back(c);
   }
   return first;
@@ -131,6 +138,7 @@ std::vector<Json> quality_row(std::vector<Json> first, const Json& s) {
   first.push_back(maybe(ratio(s, "misses", "head_steps")));
   first.push_back(maybe(ratio(s, "fetched", "head_steps")));
   first.push_back(maybe(std::round(ratio(s, "bytes", "steps"))));
+  first.push_back(s["timed_tokens"].get<int64_t>() ? Json(1 / ratio(s, "timed_seconds", "timed_tokens")) : Json());
   first.push_back(std::exp(ratio(s, "nll", "tokens")));
   first.push_back(ratio(s, "kl", "tokens"));
   first.push_back(ratio(s, "top1", "tokens"));

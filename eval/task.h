@@ -59,7 +59,8 @@ Result<std::vector<std::vector<Json>>> forced_grid(const Context& context, const
 std::string grid_title(const Context& context);
 
 // The columns that sweeps share, of one variant's sums, after its own: kind of text, agreement, cover, misses and
-// fetched (block-heads a head and step), bytes a step, perplexity, KL to dense, next-token agreement with dense.
+// fetched (block-heads a head and step), bytes a step, tokens a second, perplexity, KL to dense, next-token agreement
+// with dense.
 std::vector<std::string> quality_columns(std::vector<std::string> first);
 std::vector<Json> quality_row(std::vector<Json> first, const Json& sums);
 
@@ -70,6 +71,7 @@ Result<Outcome> cap_sweep(const Context& context);
 Result<Outcome> k_sweep(const Context& context);
 Result<Outcome> resident_sweep(const Context& context);
 Result<Outcome> scorers(const Context& context);
+Result<Outcome> kv_types(const Context& context);
 Result<Outcome> recall(const Context& context);
 Result<Outcome> drift(const Context& context);
 Result<Outcome> accept(const Context& context);

@@ -11,8 +11,14 @@ using engine::testing::Output;
 
 constexpr int32_t kPrompt = 400, kOutput = 256, kBlocks = (kPrompt + kOutput) / 16;  // 41
 
-EngineConfig exact(double resident_ratio) {
+class Exact : public testing::TestWithParam<kv::KvType> {
+ protected:
+  static EngineConfig exact(double resident_ratio);
+};
+
+EngineConfig Exact::exact(double resident_ratio) {
   EngineConfig c;
+  c.kv_type = GetParam();
   c.max_context = kPrompt + kOutput;
   c.attention = engine::Attention::kSparse;
   c.fetch = lookahead::FetchMode::kExact;
@@ -45,16 +51,16 @@ void expect_equal_bits(const EngineConfig& all, const EngineConfig& some, const 
   EXPECT_GT(stats.admitted, 0);
 }
 
-TEST(Exact, TokensAndLogitsDoNotDependOnTheSizeOfTheFastTier) { expect_equal_bits(exact(6), exact(1.5), request(1)); }
+TEST_P(Exact, TokensAndLogitsDoNotDependOnTheSizeOfTheFastTier) { expect_equal_bits(exact(6), exact(1.5), request(1)); }
 
-TEST(Exact, TokensAndLogitsDoNotDependOnTheTier) {
+TEST_P(Exact, TokensAndLogitsDoNotDependOnTheTier) {
   EngineConfig file = exact(1.25);
   file.capacity_file = std::filesystem::temp_directory_path() / fmt::format("oasis-exact-{}", ::getpid());
-  file.capacity_memory = 512 << 10;  // a fifth of what 41 blocks take
+  file.capacity_memory = file.kv_type == kv::KvType::kBf16 ? 512 << 10 : 256 << 10;  // a fifth of what 41 blocks take
   expect_equal_bits(exact(6), file, request(2));
 }
 
-TEST(Exact, TokensAndLogitsDoNotDependOnPrefetching) {
+TEST_P(Exact, TokensAndLogitsDoNotDependOnPrefetching) {
   EngineConfig none = exact(1);
   none.hooks.predict = [](int32_t, int64_t, int32_t, int32_t*, int32_t* counts, int64_t) {
     for (int32_t h = 0; h < engine::testing::tiny_config().kv_heads; ++h) counts[h] = 0;
@@ -66,7 +72,7 @@ TEST(Exact, TokensAndLogitsDoNotDependOnPrefetching) {
   EXPECT_GT(b->metrics().core.demand, 0);
 }
 
-TEST(Exact, PreemptionDoesNotChangeABit) {
+TEST_P(Exact, PreemptionDoesNotChangeABit) {
   const auto a = engine::testing::make_engine(exact(1.25)), b = engine::testing::make_engine(exact(1.25));
   const Output want = engine::testing::run(*a, request(4), true);
   Output got;
@@ -81,7 +87,7 @@ TEST(Exact, PreemptionDoesNotChangeABit) {
 }
 
 // Lists and dense lists are split at the same logical borders, and every block is read.
-TEST(Exact, WithKAsLargeAsTheContextItIsDense) {
+TEST_P(Exact, WithKAsLargeAsTheContextItIsDense) {
   EngineConfig all = exact(1), dense = exact(1);
   all.top_k_blocks = kBlocks;
   dense.attention = engine::Attention::kDense;
@@ -99,7 +105,7 @@ TEST(Exact, WithKAsLargeAsTheContextItIsDense) {
   }
 }
 
-TEST(Exact, BoundedWithRoomForAllIsDense) {
+TEST_P(Exact, BoundedWithRoomForAllIsDense) {
   EngineConfig all = exact(1), dense = exact(1);
   all.top_k_blocks = kBlocks;
   all.fetch = lookahead::FetchMode::kBounded;
@@ -109,6 +115,9 @@ TEST(Exact, BoundedWithRoomForAllIsDense) {
   const Output got = engine::testing::run(*a, request(6), true), want = engine::testing::run(*b, request(6), true);
   EXPECT_EQ(got.tokens, want.tokens);
 }
+
+std::string type_name(const testing::TestParamInfo<kv::KvType>& info) { return std::string(kv::to_string(info.param)); }
+INSTANTIATE_TEST_SUITE_P(Kv, Exact, testing::Values(kv::KvType::kBf16, kv::KvType::kFp8E4M3), type_name);
 
 }  // namespace
 }  // namespace oasis

@@ -66,6 +66,13 @@ TEST(Hazards, BoundedTokensAreThoseOfSerialMode) {
   expect_equal_to_serial(c, 1);
 }
 
+TEST(Hazards, TokensFromFp8AreThoseOfSerialMode) {
+  EngineConfig c = accepting();
+  c.attention = engine::Attention::kSparse;
+  c.kv_type = kv::KvType::kFp8E4M3;
+  expect_equal_to_serial(c, 11);
+}
+
 TEST(Hazards, LookaheadTokensAreThoseOfSerialMode) {
   EngineConfig c = tight_config();
   c.attention = engine::Attention::kSparse;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 
 #include "oasis/base/units.h"
@@ -29,28 +30,36 @@ struct BenchFlags : EngineFlags {
   std::string timeline;
 };
 
+// The seed in random:SEED, or nothing.
+std::optional<uint64_t> random_seed(std::string_view text) {
+  constexpr std::string_view kind = "random:";
+  uint64_t seed = 0;
+  if (!text.starts_with(kind)) return std::nullopt;
+  const auto [end, error] = std::from_chars(text.data() + kind.size(), text.data() + text.size(), seed);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return seed;
+}
+
 // A model of random weights with the shapes of a config.json.
 Result<OpenModel> open_random(const BenchFlags& f) {
   OASIS_ASSIGN_OR_RETURN(const model::ModelConfig config, model::read_config_json(f.config_json));
-  uint64_t seed = 0;
-  const std::string_view text = f.weights;
-  const bool random = text.starts_with("random:");
-  const auto [end, error] = std::from_chars(text.data() + (random ? 7 : 0), text.data() + text.size(), seed);
-  if (!random || error != std::errc() || end != text.data() + text.size()) {
-    return invalid_argument("--weights {}: write random:SEED", text);
-  }
   OpenModel m;
   OASIS_ASSIGN_OR_RETURN(m.device, open_device(f));
-  m.checkpoint = model::make_random(config, seed, m.device->backend() != Backend::kCpu);
+  m.checkpoint = model::make_random(config, *random_seed(f.weights), m.device->backend() != Backend::kCpu);
   return m;
 }
 
-Result<OpenModel> open_any(const BenchFlags& f) {
+// What can be said before anything is opened.
+Status check_flags(BenchFlags& f) {
+  OASIS_RETURN_IF_ERROR(f.resolve());
   if (f.config_json.empty() != f.weights.empty()) return invalid_argument("--config and --weights go together");
   if (f.model.empty() == f.config_json.empty()) {
     return invalid_argument("give exactly one of -m MODEL and --config config.json with --weights random:SEED");
   }
-  return f.model.empty() ? open_random(f) : open_model(f);
+  if (!f.weights.empty() && !random_seed(f.weights)) {
+    return invalid_argument("--weights {}: write random:SEED", f.weights);
+  }
+  return {};
 }
 
 // Bytes a second that all threads together read from memory: the best of five passes over half a gibibyte.
@@ -137,23 +146,25 @@ const char* homes_of(const BenchFlags& f) {
 }
 
 int run(BenchFlags& f) {
-  if (Status s = f.resolve(); !s.ok()) return fail(s);
+  if (Status s = check_flags(f); !s.ok()) return fail(s);
   std::string text;
   if (f.file) {
     auto read = read_text(*f.file);
     if (!read.ok()) return fail(read.status(), kFailed);
     text = std::move(*read);
   }
-  auto opened = open_any(f);
+  auto opened = f.model.empty() ? open_random(f) : open_model(f);
   if (!opened.ok()) return fail(opened.status(), kFailed);
   if (f.file && !opened->tokenizer) return fail(invalid_argument("-f {}: a model without a tokenizer", *f.file));
   watch_interrupt();
-  // Between two items of a later prompt the earlier sequences decode one token each: they get that many more, so that
-  // all of them still run when the last prompt is in.
+  if (f.config.prefill_share == 0) f.config.prefill_share = 1;  // nobody decodes before all prompts are in
+  // With less the earlier sequences decode up to a token between two items of a later prompt: they get that many more,
+  // so that all of them still run when the last prompt is in.
   const auto& m = opened->checkpoint->config();
   const int items = m.layers * ((f.prompt_tokens + f.config.prefill_chunk - 1) / f.config.prefill_chunk);
+  const bool waits = f.config.prefill_share == 1;  // then nobody decodes before
   const auto tokens_of = [&](int sequence) {
-    return f.max_tokens + (f.synthetic ? 2 * f.batch : items * (f.batch - 1 - sequence));
+    return f.max_tokens + (f.synthetic ? 2 * f.batch : waits ? 1 : items * (f.batch - 1 - sequence));
   };
   if (f.config.max_context == 0) {
     f.config.max_context = int64_t{f.prompt_tokens} + tokens_of(0);
@@ -360,6 +371,8 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->type_name("FILE");
   sub->add_flag("--json", flags->json, "print one JSON object");
   flags->add_engine(*sub);
+  sub->get_option("--prefill-share")
+      ->description("as in serve; here by default 1: nobody decodes before all prompts are in");
   sub->footer(fmt::format(
       "Example:\n  oasis bench -m model.gguf --prompt-tokens 7500 -n 256 --fast-memory 80MiB --measure-bandwidth\n{}",
       kExitCodes));

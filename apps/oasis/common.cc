@@ -27,7 +27,16 @@ int fail(const Status& status, int code) {
 }
 
 void complain(std::string_view message) {
-  const std::string line = fmt::format("oasis: {}\n", message);
+  std::string line = "oasis: ";
+  for (const char c : message) {  // names out of files and command lines may hold what moves a terminal's cursor
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < ' ' || byte == 0x7f) {
+      line += fmt::format("\\x{:02x}", byte);
+    } else {
+      line += c;
+    }
+  }
+  line += '\n';
   std::fwrite(line.data(), 1, line.size(), stderr);  // where nobody can hear it, the exit code still tells
 }
 
@@ -61,6 +70,9 @@ void watch_interrupt() {
   };
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  struct sigaction hangup;
+  ::sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);  // under nohup it stays ignored
 }
 
 int interrupted() { return asked_by; }

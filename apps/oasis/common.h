@@ -20,7 +20,7 @@ inline constexpr const char* kExitCodes =
 // Prints "oasis: message" and returns the exit code that fits the error, or the one given.
 int fail(const Status& status);
 int fail(const Status& status, int code);
-// Prints "oasis: message".
+// Prints "oasis: message" as one line, whatever bytes are in it.
 void complain(std::string_view message);
 
 // At the start: a standard stream that is closed stays one that can neither be read nor written. Otherwise its number
@@ -54,7 +54,7 @@ class Progress {
 // Peak resident set of this process, bytes.
 int64_t peak_rss_bytes();
 
-// Ctrl-C and SIGTERM: the first asks the work to end, the second ends the process.
+// Ctrl-C, SIGTERM, and a terminal that is closed: the first asks the work to end, the second ends the process.
 void watch_interrupt();
 // The signal that asked, or 0.
 int interrupted();

@@ -34,6 +34,15 @@ Result<int> parse_device(const std::string& name) {
   return gpu;
 }
 
+Status read_kv_type(std::string_view flag, std::string_view text, kv::KvType& type) {
+  for (const kv::KvType t : {kv::KvType::kBf16, kv::KvType::kFp8E4M3}) {
+    if (text != kv::to_string(t)) continue;
+    type = t;
+    return {};
+  }
+  return invalid_argument("{} {}: bf16 or fp8", flag, text);
+}
+
 }  // namespace
 
 void EngineFlags::add_model(CLI::App& app) {
@@ -60,6 +69,9 @@ void EngineFlags::add_engine(CLI::App& app) {
       "blocks kept in the fast tier, X times K, from 1 on;\ndefault: what --fast-memory holds, 1 .. 1.5")
       ->check(number(1, 1024));
   add(set, "--block-score", block_score, "RULE", "how blocks are ranked: shrunk (better) or minmax (the paper's)")
+      ->capture_default_str();
+  add(set, "--kv-dtype", kv_dtype, "TYPE",
+      "how keys and values are kept: bf16, or fp8 (half the memory in both\ntiers and half the bytes between them)")
       ->capture_default_str();
   add(set, "--summaries", summaries, "TYPE", "how blocks' summaries are kept: bf16, or fp8 (half the memory and reads)")
       ->capture_default_str();
@@ -92,6 +104,10 @@ void EngineFlags::add_engine(CLI::App& app) {
       "keep the whole KV in this file, which is removed at the end");
   add(memory, "--context", config.max_context, "N", "longest sequence in tokens, prompt and output; default: as needed")
       ->check(whole_number(1, kMostTokens));
+  add(memory, "--prefill-share", config.prefill_share, "X",
+      "of the time, what a prompt gets while others decode, above 0 .. 1 (they wait);\ndefault: a chunk of one layer a "
+      "decode step")
+      ->check(number_above(0, 1));
   add(memory, "--prefill-chunk", config.prefill_chunk, "N", "prompt tokens that are read at once")
       ->check(whole_number(1, 65536))
       ->capture_default_str();
@@ -118,12 +134,8 @@ Status EngineFlags::resolve() {
     config.block_score = lookahead::BlockScore::kMinMax;
   else
     return invalid_argument("--block-score {}: shrunk or minmax", block_score);
-  if (summaries == "bf16")
-    config.summary_type = kv::KvType::kBf16;
-  else if (summaries == "fp8")
-    config.summary_type = kv::KvType::kFp8E4M3;
-  else
-    return invalid_argument("--summaries {}: bf16 or fp8", summaries);
+  OASIS_RETURN_IF_ERROR(read_kv_type("--kv-dtype", kv_dtype, config.kv_type));
+  OASIS_RETURN_IF_ERROR(read_kv_type("--summaries", summaries, config.summary_type));
   if (fetch == "bounded")
     config.fetch = lookahead::FetchMode::kBounded;
   else if (fetch == "exact")
@@ -279,6 +291,7 @@ std::string metrics_json(const engine::Engine& engine) {
                    {"R", plan.core.resident_blocks},
                    {"C", plan.core.cap()},
                    {"block_size", plan.core.shape.block_size},
+                   {"kv_dtype", kv::to_string(plan.core.shape.type)},
                    {"drafter", engine.drafter().name()}};
   j["memory"] = {{"weights_bytes", m.weight_bytes},
                  {"fast_bytes_limit", m.fast_bytes_limit},

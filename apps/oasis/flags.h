@@ -20,7 +20,7 @@ struct EngineFlags {
   std::string model;
   std::string device = "cpu";
   int threads = 0;
-  std::string attention = "auto", block_score = "shrunk", fetch = "bounded", summaries = "bf16";
+  std::string attention = "auto", block_score = "shrunk", fetch = "bounded", kv_dtype = "bf16", summaries = "bf16";
   std::optional<std::string> fast_memory, device_memory, capacity_memory, capacity_file;
   engine::EngineConfig config;
 

@@ -1,6 +1,9 @@
 // oasis: long contexts on little fast memory. One file a subcommand.
 #include <csignal>
 #include <exception>
+#include <new>
+#include <sstream>
+#include <system_error>
 
 #include "oasis/common.h"
 
@@ -18,11 +21,27 @@ int fail_usage(const CLI::App& app, const CLI::ParseError& e, int argc, char** a
   return oasis::app::kUsage;
 }
 
+// What no room could turn into a status: memory and threads that the system refuses.
+oasis::Status what_failed(const std::exception& e) {
+  if (dynamic_cast<const std::bad_alloc*>(&e) != nullptr) {
+    return oasis::resource_exhausted(
+        "memory does not suffice: the system gives no more (ulimit -v, a container's limit)");
+  }
+  const auto* refused = dynamic_cast<const std::system_error*>(&e);
+  if (refused != nullptr && refused->code() == std::errc::resource_unavailable_try_again) {
+    return oasis::resource_exhausted(
+        "a thread could not be started: {}; allow more threads or memory (ulimit -u, -v), or ask for fewer (--threads)",
+        refused->code().message());
+  }
+  return oasis::Status(oasis::StatusCode::kInternal, e.what());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   oasis::app::hold_standard_streams();
-  std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is a failed write
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is a failed write,
+  std::signal(SIGXFSZ, SIG_IGN);  // and so is a file that may not grow
   CLI::App app{"oasis: runs language models whose KV cache does not fit the fast memory", "oasis"};
   app.require_subcommand(1);
   app.set_version_flag("--version", "oasis 0.1.0");
@@ -41,9 +60,11 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() != 0) return fail_usage(app, e, argc, argv);
-    app.exit(e);                       // --help, --version
-  } catch (const std::exception& e) {  // bad_alloc, say
-    return oasis::app::fail(oasis::Status(oasis::StatusCode::kInternal, e.what()));
+    std::ostringstream text;
+    app.exit(e, text, text);  // --help, --version
+    oasis::app::write_out(text.str());
+  } catch (const std::exception& e) {
+    return oasis::app::fail(what_failed(e));
   }
   return oasis::app::finish_output(exit_code);
 }

@@ -91,7 +91,8 @@ int run(PlanFlags& f) {
                  {"prefill_workspace_bytes", p.prefill_workspace_bytes},
                  {"activation_bytes", p.activation_bytes}};
   j["batch"] = {{"dense", dense_batch}, {"oasis", sparse_batch}};
-  j["settings"] = {{"K", c.attend_blocks}, {"R", c.resident_blocks}, {"C", c.cap()}};
+  j["settings"] = {
+      {"K", c.attend_blocks}, {"R", c.resident_blocks}, {"C", c.cap()}, {"kv_dtype", kv::to_string(c.shape.type)}};
   j["link"] = {{"bytes_per_step_at_cap", step_bytes}, {"block_heads_per_step_at_cap", step_blocks}};
   if (f.link_gbps > 0) {
     const double rate = f.link_gbps * 1e9;
@@ -106,8 +107,8 @@ int run(PlanFlags& f) {
   if (f.json) {
     emit("{}\n", j.dump(2));
   } else {
-    emit("{} sequences of {} tokens, K = {}, R = {}, C = {} blocks of {} tokens\n\n", f.concurrency, f.context,
-         c.attend_blocks, c.resident_blocks, c.cap(), c.shape.block_size);
+    emit("{} sequences of {} tokens, K = {}, R = {}, C = {} blocks of {} tokens, KV in {}\n\n", f.concurrency,
+         f.context, c.attend_blocks, c.resident_blocks, c.cap(), c.shape.block_size, kv::to_string(c.shape.type));
     emit("fast tier      {:>10}  KV pages {}, summaries {}, maps {}, draft KV {}\n", format_bytes(p.fast_bytes()),
          format_bytes(p.kv_bytes), format_bytes(p.summary_bytes), format_bytes(p.map_bytes),
          format_bytes(p.draft_bytes));

@@ -7,6 +7,7 @@ Usage: cli_test.py PATH_OF_OASIS [unittest arguments]. Tests that need the model
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import subprocess
@@ -20,11 +21,16 @@ MODEL = SOURCE / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 HEAD = SOURCE / "drafts" / "smollm2-135m-eagle3"
 OASIS = "oasis"
 TIMEOUT_S = 120  # of one run; far more than it takes, for a machine that is busy
-COMMANDS = ["generate", "chat", "serve", "bench", "plan", "info", "tokenize"]
+COMMANDS = ["generate", "chat", "serve", "bench", "eval", "plan", "info", "tokenize"]
 
 
 def oasis(*args, stdin=b"", **more):
     return subprocess.run([OASIS, *map(str, args)], input=stdin, capture_output=True, timeout=TIMEOUT_S, **more)
+
+
+def limited(kind, limit):
+    """For subprocess: the child may have no more than `limit` of a resource."""
+    return {"preexec_fn": lambda: resource.setrlimit(kind, (limit, limit))}
 
 
 def start(*args):
@@ -97,6 +103,8 @@ class WithoutModel(CliTest):
             "--attention": ["full"],
             "--fetch": ["always"],
             "--block-score": ["max"],
+            "--kv-dtype": ["fp16", "FP8"],
+            "--summaries": ["int8"],
         }
         for flag, values in wrong.items():
             for value in values:
@@ -131,10 +139,21 @@ class WithoutModel(CliTest):
         self.fails(2, ["--step-ms", "--link-gbps"], "plan", "-m", "x", "--context", "9", "--step-ms", "2")
         self.fails(2, ["--config"], "plan", "--context", "9")
 
+    def test_a_benchs_model_is_one_of_two(self):
+        self.fails(2, ["-m", "--config"], "bench")
+        self.fails(2, ["--config", "--weights"], "bench", "--config", "absent.json")
+        self.fails(2, ["--config", "--weights"], "bench", "-m", "absent.gguf", "--weights", "random:1")
+        for weights in ("random:", "random:x", "zero"):
+            self.fails(2, ["--weights", weights], "bench", "--config", "absent.json", "--weights", weights)
+        self.fails(1, ["absent.json"], "bench", "--config", "absent.json", "--weights", "random:1")
+
     def test_an_error_that_nobody_can_hear_still_has_its_code(self):
         with open("/dev/full", "wb") as full:
             run = subprocess.run([OASIS, "info", "-m", "absent.gguf"], stderr=full, timeout=TIMEOUT_S)
         self.assertEqual(run.returncode, 1)
+
+    def test_an_error_is_one_line_of_printable_text_whatever_is_in_it(self):
+        self.fails(1, ["a\\x0ab\\x1b[31m.gguf"], "info", "-m", "a\nb\x1b[31m.gguf")
 
     # cases 45 and 46, from outside
     def test_a_model_that_is_missing_or_damaged_could_not_be_opened(self):
@@ -150,6 +169,8 @@ class WithoutModel(CliTest):
             self.fails(1, [name], "info", "-m", self.dir / name)
             self.fails(1, [name], "generate", "-p", "hi", "-m", self.dir / name)
         self.fails(1, ["/dev/zero"], "info", "-m", "/dev/zero")
+        os.mkfifo(self.dir / "pipe")
+        self.fails(1, ["pipe", "regular"], "info", "-m", self.dir / "pipe")
 
     def test_a_gpu_that_is_not_there_is_an_error_that_names_the_flag(self):
         self.fails(1, ["--device cuda:99"], "generate", "-m", "absent.gguf", "-p", "hi", "--device", "cuda:99")
@@ -171,6 +192,9 @@ class WithoutModel(CliTest):
         fits = json.loads(self.works(*plan, "--concurrency", "16", "--fast-memory", "40GiB"))
         self.assertGreaterEqual(fits["batch"]["oasis"], 16)
         self.assertLess(fits["batch"]["dense"], fits["batch"]["oasis"])
+        fp8 = json.loads(self.works(*plan, "--concurrency", "16", "--fast-memory", "40GiB", "--kv-dtype", "fp8"))
+        self.assertEqual(fp8["link"]["bytes_per_step_at_cap"] * 256, fits["link"]["bytes_per_step_at_cap"] * 129)
+        self.assertGreater(fp8["batch"]["dense"], 1.8 * fits["batch"]["dense"])
         for wrong in (["--fast-memory", "1GiB"], ["--capacity-memory", "1GiB"],
                       ["--capacity-file", "kv:1GiB"]):
             run = oasis(*plan, "--concurrency", "16", *wrong)
@@ -237,6 +261,24 @@ class WithModel(CliTest):
         file = self.dir / "kv"
         self.refuses(1, ["--capacity-memory 9 B", "KiB"], "-p", "hi", "--capacity-file", file, "--capacity-memory", "9")
         self.refuses(1, [f"--capacity-file {file}", "8 B", "KiB"], "-p", "hi", "--capacity-file", f"{file}:8")
+
+    def test_what_the_system_refuses_is_told(self):
+        generate = ["generate", "-m", MODEL, "-p", "hi", "-n", "2"]
+        self.fails(1, ["memory"], *generate, **limited(resource.RLIMIT_AS, 125 << 20))
+        run = oasis(*generate, "--threads", 100, **limited(resource.RLIMIT_AS, 400 << 20))
+        self.assertEqual(run.returncode, 1, run.stderr)
+        self.assertIn(b"--threads", run.stderr.splitlines()[-1])
+
+    def test_a_limit_on_the_size_of_files_is_told_before_the_work(self):
+        file = self.dir / "kv"
+        self.fails(1, [str(file), "ulimit -f"], "generate", "-m", MODEL, "-p", "word " * 400, "--capacity-file", file,
+                   **limited(resource.RLIMIT_FSIZE, 1 << 20))
+        self.assertFalse(file.exists())
+        with open(self.dir / "out", "wb") as out:
+            run = subprocess.run([OASIS, "generate", "--help"], stdout=out, stderr=subprocess.PIPE, timeout=TIMEOUT_S,
+                                 **limited(resource.RLIMIT_FSIZE, 100))
+        self.assertEqual(run.returncode, 1)
+        self.assertIn(b"File too large", run.stderr)
 
     def test_odd_but_right_settings_run(self):
         prompt = ["-p", "one two three four five six seven eight " * 30]
@@ -325,6 +367,21 @@ class WithModel(CliTest):
         self.assertEqual((run.returncode, error), (128 + number, b""))
         self.assertLess(time.monotonic() - begin, 20)  # on a busy machine; a chunk of prefill on a quiet one
 
+    def test_a_terminal_that_is_closed_ends_a_decode_cleanly(self):
+        file = self.dir / "kv"
+        run = start("generate", "-m", MODEL, "-p", "hi", "-n", "8000", "--ignore-eos", "--capacity-file", file)
+        self.assertTrue(run.stdout.read(1))
+        self.ends_by_signal(run, signal.SIGHUP)
+        self.assertFalse(file.exists())
+
+    def test_nohup_outlives_the_terminal(self):
+        run = subprocess.Popen(["sh", "-c", 'trap "" HUP; exec "$@"', "sh", OASIS, "generate", "-m", MODEL, "-p", "hi",
+                                "-n", "200", "--ignore-eos"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.assertTrue(run.stdout.read(1))
+        run.send_signal(signal.SIGHUP)
+        self.assertEqual(run.communicate(timeout=TIMEOUT_S)[1], b"")
+        self.assertEqual(run.returncode, 0)
+
     def test_a_reader_that_goes_away_ends_the_work(self):
         file = self.dir / "kv"
         run = start("generate", "-m", MODEL, "-p", "hi", "-n", "8000", "--ignore-eos", "--capacity-file", file)
@@ -336,10 +393,10 @@ class WithModel(CliTest):
         self.assertFalse(file.exists())
 
     def test_output_that_cannot_be_written_is_an_error(self):
-        for command in (["generate", "-p", "hi", "-n", "2"], ["generate", "-p", "hi", "-n", "2", "--json"], ["info"]):
+        for command in (["generate", "-m", MODEL, "-p", "hi", "-n", "2"], ["info", "-m", MODEL], ["generate", "--help"],
+                        ["generate", "-m", MODEL, "-p", "hi", "-n", "2", "--json"], ["--version"]):
             with open("/dev/full", "wb") as full:
-                run = subprocess.run([OASIS, command[0], "-m", MODEL, *command[1:]], stdout=full,
-                                     stderr=subprocess.PIPE, timeout=TIMEOUT_S)
+                run = subprocess.run([OASIS, *command], stdout=full, stderr=subprocess.PIPE, timeout=TIMEOUT_S)
             self.assertEqual(run.returncode, 1, command)
             self.assertIn(b"No space left", run.stderr, command)
             self.assertEqual(run.stderr.count(b"\n"), 1)
@@ -355,16 +412,16 @@ class WithModel(CliTest):
     def test_a_plan_agrees_with_the_run(self):
         text = self.dir / "text"
         text.write_text("a stitch in time saves nine and " * 70)
-        for attention in ("dense", "sparse", "auto"):
+        for attention, kv_dtype in (("dense", "bf16"), ("sparse", "bf16"), ("auto", "bf16"), ("auto", "fp8")):
             for draft in ("none", f"eagle3:{HEAD}"):
-                shared = ["--attention", attention, "--draft", draft, "--top-k-blocks", "8"]
+                shared = ["--attention", attention, "--kv-dtype", kv_dtype, "--draft", draft, "--top-k-blocks", "8"]
                 live = self.generate("-f", text, *shared, tokens=24)
                 context = live["prompt_tokens"] + 24
                 plan = json.loads(self.works("plan", "-m", MODEL, "--context", context, "--json", *shared))
                 planned, memory = plan["fast"]["bytes"], live["memory"]
                 self.assertEqual(planned, memory["fast_bytes_planned"], shared)
                 self.assertLessEqual(memory["fast_bytes_peak"], planned, shared)
-                self.assertGreater(memory["fast_bytes_peak"], 0.99 * planned, shared)
+                self.assertGreater(memory["fast_bytes_peak"], 0.98 * planned, shared)
                 self.assertAlmostEqual(plan["capacity"]["bytes"], memory["capacity_bytes"],
                                        delta=0.01 * plan["capacity"]["bytes"])
                 beside = plan["beside"]

@@ -11,7 +11,7 @@
 namespace oasis {
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe is refused below, not waited for
   if (fd < 0) {
     const auto code = errno == ENOENT ? StatusCode::kNotFound : StatusCode::kIo;
     return Status(code, fmt::format("cannot open '{}': {}", path, std::strerror(errno)));

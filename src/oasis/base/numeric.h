@@ -39,8 +39,25 @@ inline float to_float(fp16 x) {
 }
 
 fp16 to_fp16(float x);
-float to_float(fp8_e4m3 x);
+
+// These two choose without a branch, so that loops over them become vectors.
+inline float to_float(fp8_e4m3 x) {
+  const uint32_t sign = (x.bits & 0x80u) << 24, magnitude = x.bits & 0x7fu;
+  const float subnormal = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-9f;
+  const uint32_t normal = (magnitude << 20) + (120u << 23);
+  const uint32_t finite = magnitude < 8 ? std::bit_cast<uint32_t>(subnormal) : normal;
+  return std::bit_cast<float>(sign | (magnitude == 0x7f ? 0x7fc00000u : finite));
+}
+
 // Saturates at +-448; NaN stays NaN.
-fp8_e4m3 to_fp8_e4m3(float x);
+inline fp8_e4m3 to_fp8_e4m3(float x) {
+  const uint32_t u = std::bit_cast<uint32_t>(x), magnitude = u & 0x7fffffffu;
+  // The unit in the last place at 2^14 is that of E4M3's subnormals, 2^-9: adding rounds to it.
+  const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) & 15u;
+  const uint32_t normal = ((magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20) - (120u << 3);
+  const uint32_t rounded = magnitude < 0x3c800000u ? subnormal : normal;  // 2^-6
+  const uint32_t finite = rounded < 0x7e ? rounded : 0x7e;
+  return {static_cast<uint8_t>((u >> 24 & 0x80u) | (magnitude > 0x7f800000u ? 0x7fu : finite))};
+}
 
 }  // namespace oasis

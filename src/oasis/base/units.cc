@@ -31,7 +31,7 @@ Result<uint64_t> parse_bytes(std::string_view text) {
   }
   if (factor == 0)
     return invalid_argument("'{}' has an unknown unit '{}': use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB", text, unit);
-  if (value * factor >= 0x1p63) return invalid_argument("'{}' is larger than 2^63 bytes", text);
+  if (value * factor >= 0x1p63) return invalid_argument("'{}' is 2^63 bytes or more", text);
   return static_cast<uint64_t>(std::llround(value * factor));
 }
 

@@ -24,10 +24,18 @@ inline void relax() {
 }  // namespace
 
 ThreadPool::ThreadPool(int threads) {
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  workers_.reserve(static_cast<size_t>(threads));
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  } catch (...) {  // a thread that still ran would end the process
+    end();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { end(); }
+
+void ThreadPool::end() {
   stop_.store(true);
   generation_.fetch_add(1);
   generation_.notify_all();

@@ -29,7 +29,8 @@ class FunctionRef<R(Args...)> {
 
 class ThreadPool {
  public:
-  // `threads` >= 1, the caller of `run` included. Idle workers spin for a moment, then sleep.
+  // `threads` >= 1, the caller of `run` included. Idle workers spin for a moment, then sleep. Like std::thread it
+  // throws where the system refuses a thread.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -43,6 +44,7 @@ class ThreadPool {
   void run(int64_t items, FunctionRef<void(int64_t item, int worker)> body);
 
  private:
+  void end();
   void work(int worker);
   void drain(int worker);
 

@@ -25,6 +25,7 @@ struct EngineConfig {
   int32_t top_k_blocks = 128;  // K
   double resident_ratio = 0;   // R = floor(ratio * K); 0: what fast_memory gives, K .. 1.5 K
   lookahead::BlockScore block_score = lookahead::BlockScore::kShrunk;
+  kv::KvType kv_type = kv::KvType::kBf16;       // FP8: half the slots, homes and bytes between them
   kv::KvType summary_type = kv::KvType::kBf16;  // FP8: half the summaries and half their scan
   lookahead::FetchMode fetch = lookahead::FetchMode::kBounded;
   double fetch_ratio = 0.05;
@@ -39,7 +40,9 @@ struct EngineConfig {
   std::string capacity_file;  // homes live in this file, DRAM caches them; empty: DRAM only
   uint64_t capacity_file_bytes = 0;  // 0: as much as max_sequences can use
   int32_t prefill_chunk = 256;       // tokens of a prefill work item
-  int32_t agreement_every = 8;       // steps between measurements of agreement; 0: never
+  // Of the time, what a prompt gets while others decode; 1: they wait for it. 0: one work item a decode step.
+  double prefill_share = 0;
+  int32_t agreement_every = 8;  // steps between measurements of agreement; 0: never
   bool prefix_cache = true;
   bool serial = false;  // the reference mode of the pipeline, for tests
   // Benches: prompts are not read; their KV, summaries and residents are noise. Sequences share the homes of the first

@@ -1,4 +1,4 @@
-// The engine's insides. engine.cc: making it and the API; scheduler.cc: who runs when, and what becomes of it.
+// The engine's insides. engine.cc: making it and the API; scheduler.cc: who runs when; report.cc: what is told of it.
 #pragma once
 
 #include <deque>
@@ -20,6 +20,7 @@ struct Engine::Impl {
 
   // --- scheduler.cc, on the engine's thread ---
   bool step();
+  bool work_by_share();
   void take_submissions();
   void drop_cancelled();
   bool resume_one();
@@ -33,14 +34,16 @@ struct Engine::Impl {
   void make_room(std::vector<EngineSequence*>& batch);
   void preempt(EngineSequence& s);
   void publish_blocks(EngineSequence& s, int32_t taken);
-  void deliver(EngineSequence& s, std::vector<Sampled> tokens);
-  void finish(EngineSequence& s, FinishReason reason, Status error = {});
   bool nobody_runs() const;
   bool has_work() const;
-  void snapshot();
-  SequenceInfo info(const EngineSequence& s) const;
   int32_t take_index();
   bool starts_sparse(int32_t prompt_tokens) const;
+
+  // --- report.cc, on the engine's thread ---
+  void deliver(EngineSequence& s, std::vector<Sampled> tokens);
+  void finish(EngineSequence& s, FinishReason reason, Status error = {});
+  void snapshot();
+  SequenceInfo info(const EngineSequence& s) const;
 
   Device& device;
   const model::Checkpoint& checkpoint;
@@ -61,6 +64,7 @@ struct Engine::Impl {
   std::deque<EngineSequence*> waiting, preempted;
   EngineSequence* prefilling = nullptr;
   std::unique_ptr<Prefill> prefill;
+  double prefill_ahead = 0;  // seconds that the prompt has had more than its share, at decode's rate
   int64_t admissions = 0;
   EngineMetrics totals;
 

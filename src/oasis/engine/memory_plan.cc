@@ -56,6 +56,7 @@ Result<MemoryPlan> plan_memory(const model::ModelConfig& m, const EngineConfig& 
              .kv_heads = m.kv_heads,
              .head_dim = m.head_dim,
              .block_size = e.block_size,
+             .type = e.kv_type,
              .summary_type = e.summary_type};
   c.q_per_kv = m.heads / m.kv_heads;
   c.max_sequences = e.max_sequences;
@@ -140,6 +141,8 @@ Status validate(const EngineConfig& e) {
     return invalid_argument("fetch ratio {}: must lie in 0 .. 1", e.fetch_ratio);
   if (e.draft_tokens < 1 || e.draft_tokens > 8)
     return invalid_argument("{} draft tokens: must lie in 1 .. 8", e.draft_tokens);
+  if (!(e.prefill_share >= 0 && e.prefill_share <= 1))
+    return invalid_argument("prefill share {}: must lie in 0 .. 1", e.prefill_share);
   if (e.prefill_chunk < 1 || e.prefill_chunk > 65536)
     return invalid_argument("prefill chunk of {} tokens: must lie in 1 .. 65536", e.prefill_chunk);
   return {};

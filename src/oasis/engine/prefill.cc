@@ -133,6 +133,7 @@ void Prefill::store_kv(int32_t begin, int32_t rows, const float* k, const float*
                                  .head_stride = cache.kv_head_stride * 2,
                                  .token_stride = int64_t{shape.head_dim} * 2,
                                  .v_offset = (cache.v - cache.k) * 2},
+                        .fp8_values = shape.type == kv::KvType::kFp8E4M3,
                         .block_size = shape.block_size,
                         .head_dim = shape.head_dim,
                         .kv_heads = shape.kv_heads,

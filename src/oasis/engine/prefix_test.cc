@@ -46,12 +46,16 @@ std::vector<int32_t> prompt(int64_t n, uint32_t seed = 1) {
 
 TEST(Prefix, ThePromptOfLastTimeIsNotComputedAgain) {
   for (const Attention attention : {Attention::kAuto, Attention::kDense, Attention::kSparse}) {
-    const auto engine = make_engine(config(attention, lookahead::FetchMode::kExact));
-    const auto tokens = prompt(200);
-    const Ran first = run(*engine, tokens, 40), again = run(*engine, tokens, 40);
-    EXPECT_EQ(first.stats.cached_tokens, 0);
-    EXPECT_EQ(again.stats.cached_tokens, 192);
-    EXPECT_EQ(again.output.tokens, first.output.tokens);
+    for (const kv::KvType type : {kv::KvType::kBf16, kv::KvType::kFp8E4M3}) {
+      EngineConfig c = config(attention, lookahead::FetchMode::kExact);
+      c.kv_type = type;
+      const auto engine = make_engine(c);
+      const auto tokens = prompt(200);
+      const Ran first = run(*engine, tokens, 40), again = run(*engine, tokens, 40);
+      EXPECT_EQ(first.stats.cached_tokens, 0);
+      EXPECT_EQ(again.stats.cached_tokens, 192);
+      EXPECT_EQ(again.output.tokens, first.output.tokens);
+    }
   }
 }
 

@@ -84,6 +84,32 @@ TEST(Scheduler, SummaryPagesAreWaitedForToo) {
   EXPECT_GE(metrics.preemptions, 1);
 }
 
+TEST(Scheduler, WithTheWholeShareOthersWaitForAPromptAndTheirTokensStayTheSame) {
+  EngineConfig c = dense(640, 2);
+  c.prefill_chunk = 16;
+  c.prefill_share = 1;
+  const auto engine = make_engine(c);
+  std::vector<int> order;  // who got a token
+  for (int i = 0; i < 2; ++i) {
+    Request r = request(static_cast<uint32_t>(i), i == 0 ? 20 : 400, 8);
+    r.on_event = [&order, i](const Event& e) {
+      for (size_t t = 0; t < e.tokens.size(); ++t) order.push_back(i);
+    };
+    ASSERT_TRUE(engine->submit(std::move(r)).ok());
+  }
+  engine->run_until_idle();
+  // Each one's first token comes from its prompt; the first does not decode before the second's is there.
+  ASSERT_EQ(order.size(), 16u);
+  EXPECT_EQ(order[0], 0);
+  EXPECT_EQ(order[1], 1);
+  for (const double share : {.05, .5, .95, 1.}) {
+    c.prefill_share = share;
+    EngineMetrics metrics;
+    expect_as_if_alone(c, {request(1, 20, 100), request(2, 400, 40), request(3, 200, 40)}, &metrics);
+    expect_as_if_alone(with_pages(c, 45), {request(1, 20, 200), request(2, 400, 100)}, &metrics);
+  }
+}
+
 TEST(Scheduler, TheSwitchToSparseWaitsForItsPages) {
   EngineConfig c = dense(640, 2);
   c.attention = Attention::kAuto;
@@ -148,6 +174,34 @@ TEST(Scheduler, TooLittleFastMemoryIsRefusedWithTheShortfall) {
   ASSERT_FALSE(engine.ok());
   EXPECT_EQ(engine.status().code(), StatusCode::kResourceExhausted);
   EXPECT_NE(engine.status().message().find("short by"), std::string::npos) << engine.status().message();
+}
+
+// Bytes for R blocks hold R, one byte less holds R - 1; K is the least, 1.5 K the most.
+TEST(Scheduler, ResidentBlocksAreWhatFastMemoryHoldsFromKToOneAndAHalfK) {
+  EngineConfig c = dense(640, 1);
+  c.attention = Attention::kSparse;
+  c.top_k_blocks = 8;
+  const auto plan = [&](double ratio, int64_t bytes) {
+    c.resident_ratio = ratio;
+    c.fast_memory = static_cast<uint64_t>(bytes);
+    return plan_memory(testing::tiny_config(), c, {});
+  };
+  const auto residents = [&](int64_t bytes) {
+    const auto made = plan(0, bytes);
+    return made.ok() ? made->core.resident_blocks : -1;
+  };
+  int64_t last = 0;
+  for (int32_t r = 8; r <= 12; ++r) {
+    const int64_t bytes = plan(r / 8.0, 0)->fast_bytes();
+    EXPECT_GT(bytes, last);
+    EXPECT_EQ(residents(bytes), r);
+    EXPECT_EQ(residents(bytes - 1), r == 8 ? -1 : r - 1);
+    last = bytes;
+  }
+  EXPECT_EQ(residents(10 * last), 12);
+  EXPECT_EQ(residents(0), 12);  // no bound
+  const Status least = plan(0, plan(1, 0)->fast_bytes() - 1).status();
+  EXPECT_NE(least.message().find("short by 1 B"), std::string::npos) << least.message();
 }
 
 // case 17

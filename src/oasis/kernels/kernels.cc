@@ -22,6 +22,7 @@ const Kernels& kernels_for(Backend backend) {
       .select = select_cpu,
       .swiglu = swiglu_cpu,
       .topk = topk_cpu,
+      .unpack = unpack_cpu,
       .window_lists = window_lists_cpu,
   };
   switch (backend) {

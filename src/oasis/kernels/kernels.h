@@ -20,6 +20,7 @@
 #include "oasis/kernels/select/select.h"
 #include "oasis/kernels/swiglu/swiglu.h"
 #include "oasis/kernels/topk/topk.h"
+#include "oasis/kernels/unpack/unpack.h"
 #include "oasis/kernels/window_lists/window_lists.h"
 
 namespace oasis::kernels {
@@ -43,6 +44,7 @@ struct Kernels {
   void (*select)(Stream&, const SelectParams&);
   void (*swiglu)(Stream&, const SwigluParams&);
   void (*topk)(Stream&, const TopKParams&);
+  void (*unpack)(Stream&, const UnpackParams&);
   void (*window_lists)(Stream&, const WindowListsParams&);
 };
 

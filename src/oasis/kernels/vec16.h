@@ -28,6 +28,25 @@ OASIS_VEC16 __m512 exp2_16(__m512 x) {
   return _mm512_scalef_ps(p, n);
 }
 
+// 32 E4M3 bytes of a row with the scale byte `scale` (fp8_row.h) as bf16, exactly. Integers only: a byte's exponent and
+// fraction move to where bf16 has them, and the difference of the biases and the scale are added to the exponent.
+OASIS_VEC16 __m512i fp8_to_bf16(__m256i bytes, uint8_t scale) {
+  const __m512i x = _mm512_cvtepu8_epi16(bytes), magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7f));
+  const __m512i normal =
+      _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(static_cast<int16_t>((scale - 7) * 128)));
+  // Subnormals: bf16 of 0 .. 7 times 2^-9.
+  const __m512i table =
+      _mm512_broadcast_i32x4(_mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+  const __m512i looked_up = _mm512_permutexvar_epi16(magnitude, table);
+  const __m512i subnormal = _mm512_mask_add_epi16(looked_up, _mm512_test_epi16_mask(magnitude, magnitude), looked_up,
+                                                  _mm512_set1_epi16(static_cast<int16_t>((scale - 127) * 128)));
+  const __mmask32 is_subnormal = _mm512_cmplt_epi16_mask(magnitude, _mm512_set1_epi16(8));
+  const __m512i finite = _mm512_mask_mov_epi16(normal, is_subnormal, subnormal);
+  const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x80)), 8);
+  const __m512i nan = _mm512_set1_epi16(scale == 255 ? 0x7fc0 : 0);
+  return _mm512_ternarylogic_epi32(finite, sign, nan, 0xfe);  // or
+}
+
 // x[i] lane j becomes x[j] lane i, of 32-bit lanes.
 OASIS_VEC16 void transpose16(__m512i (&x)[16]) {
   __m512i a[16];

@@ -33,6 +33,18 @@ OASIS_VEC8 F8 load8_bf16(const void* p) {
   return (F8)(__builtin_convertvector(x, U8) << 16);
 }
 
+// Eight E4M3 numbers at p that are not NaN.
+OASIS_VEC8 F8 load8_fp8(const void* p) {
+  typedef uint8_t B8 __attribute__((vector_size(8)));
+  B8 x;
+  std::memcpy(&x, p, sizeof(x));
+  const I8 bits = __builtin_convertvector(x, I8), magnitude = bits & 0x7f;
+  const F8 subnormal = __builtin_convertvector(magnitude, F8) * 0x1p-9f;
+  const I8 is_subnormal = magnitude < 8;
+  const I8 finite = (is_subnormal & (I8)subnormal) | (~is_subnormal & ((magnitude << 20) + (120 << 23)));
+  return (F8)((bits & 0x80) << 24 | finite);
+}
+
 OASIS_VEC8 F8 splat8(float x) { return F8{x, x, x, x, x, x, x, x}; }
 
 // mask ? a : b, mask lanes all ones or all zeros.

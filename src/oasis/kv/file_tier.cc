@@ -39,7 +39,7 @@ Result<FileTier::Plan> FileTier::plan(const TierConfig& config, const FileTierCo
     }
     if (file.max_homes > 0) homes = std::min<int64_t>(homes, file.max_homes);
   }
-  if (homes < 1) return invalid_argument("file tier: {} homes and {} bytes asked for", homes, file.file_bytes);
+  if (homes < 1) return invalid_argument("--capacity-file {}: {} blocks asked for, need at least 1", file.path, homes);
   homes = std::min<int64_t>(homes, std::numeric_limits<int32_t>::max());
   if (__builtin_mul_overflow(homes, home_file_bytes, &plan.file_bytes)) {
     return resource_exhausted("--capacity-file {}: {} blocks of {} are more than 2^63 bytes", file.path, homes,
@@ -57,8 +57,7 @@ Result<FileTier::Plan> FileTier::plan(const TierConfig& config, const FileTierCo
     const int64_t least = fixed + kMinFrames * frame_cost;
     return resource_exhausted(
         "--capacity-memory {}: does not hold what is to be known of {} blocks in the file, {}, and a cache of {} parts "
-        "of "
-        "{}; it needs {} ({} bytes)",
+        "of {}; it needs {} ({} bytes)",
         format_bytes(file.memory_bytes), homes, format_bytes(fixed), kMinFrames, format_bytes(plan.frame_bytes),
         format_bytes(least), least);
   }
@@ -160,8 +159,10 @@ Result<std::byte*> FileTier::begin_write(PartKey key) {
     if (!dirty_.empty()) deadline = Clock::now() + kPatience;
     if (Clock::now() >= deadline) {
       return resource_exhausted(
-          "file tier: all {} frames are pinned, none is free to write home {} layer {}; raise --capacity-memory",
-          plan_.frames - reserve_, key.home, key.layer);
+          "--capacity-memory {}: all {} parts of {} that it caches are in use, none is free to write home {} layer {}; "
+          "raise it",
+          format_bytes(plan_.memory_bytes), plan_.frames - reserve_, format_bytes(plan_.frame_bytes), key.home,
+          key.layer);
     }
     room_.wait_until(lock, deadline);
   }
@@ -240,11 +241,11 @@ void FileTier::fetch(std::span<const PartKey> parts, FetchTicket& ticket) {
       if (count <= pinnable_parts()) {
         pending_.push_back(wanted);
       } else {
-        refuse(wanted,
-               resource_exhausted(
-                   "file tier: {} parts in one fetch, {} frames; fetch fewer at a time or raise --capacity-memory",
-                   count, plan_.frames),
-               finished);
+        refuse(
+            wanted,
+            resource_exhausted("--capacity-memory {}: {} parts are wanted at once, {} of {} fit; raise it",
+                               format_bytes(plan_.memory_bytes), count, plan_.frames, format_bytes(plan_.frame_bytes)),
+            finished);
       }
     }
     grant(finished);

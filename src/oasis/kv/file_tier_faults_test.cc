@@ -1,6 +1,7 @@
 // What goes wrong with files, disks and processes, and what the file tier makes of it.
 #include <spawn.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -9,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <system_error>
 
 #include "oasis/base/units.h"
 #include "oasis/kv/file_tier_fixture.h"
@@ -143,6 +145,27 @@ TEST_F(FileTierFaults, TheFileIsGoneAfterwards) {
   EXPECT_FALSE(std::filesystem::exists(path_));
 }
 
+TEST_F(FileTierFaults, AFileThatTookThePlaceOfTheTiersStays) {
+  open(20);
+  std::filesystem::rename(path_, path_ + ".moved");
+  std::ofstream(path_) << "notes";
+  tier_.reset();
+  EXPECT_TRUE(std::filesystem::exists(path_));
+  std::filesystem::remove(path_);
+  std::filesystem::remove(path_ + ".moved");
+}
+
+TEST_F(FileTierFaults, TheFileBehindALinkIsGoneAfterwardsAndTheLinkStays) {
+  const std::string file = path_ + ".file";
+  std::filesystem::create_symlink(file, path_);
+  open(20);
+  EXPECT_TRUE(std::filesystem::exists(file));
+  tier_.reset();
+  EXPECT_FALSE(std::filesystem::exists(file));
+  EXPECT_TRUE(std::filesystem::is_symlink(path_));
+  std::filesystem::remove(path_);
+}
+
 TEST_F(FileTierFaults, AFileOfSomethingElseIsLeftAlone) {
   std::ofstream(path_) << "a letter, not a cache";
   const Status status = make_file_tier(test_config(), config(20, 16)).status();
@@ -220,6 +243,23 @@ TEST_F(FileTierFaults, AReadOnlyDiskIsAnErrorThatSaysSo) {
   const Status status = make_file_tier(test_config(), config(20, 16)).status();
   EXPECT_EQ(status.code(), StatusCode::kIo);
   EXPECT_NE(status.message().find("Read-only"), std::string::npos) << status.message();
+}
+
+TEST(IoBackend, AThreadThatTheSystemRefusesIsAnExceptionAndTheOthersEnd) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer does not run with little address space";
+#endif
+  const auto start_too_many = [] {
+    rlimit limit{};
+    limit.rlim_cur = limit.rlim_max = rlim_t{2} << 30;  // a few hundred stacks
+    setrlimit(RLIMIT_AS, &limit);
+    try {
+      make_thread_backend(-1, 10000);
+    } catch (const std::system_error&) {
+      std::_Exit(7);
+    }
+  };
+  EXPECT_EXIT(start_too_many(), testing::ExitedWithCode(7), "");
 }
 
 // Run by the next test in a process of its own.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "oasis/base/units.h"
 #include "oasis/kv/file_tier.h"
 
 namespace oasis::kv {
@@ -104,8 +105,9 @@ void FileTier::give_up_waiting(FinishedList& finished) {
   }
   if (Clock::now() - pending_since_ < kPatience) return;
   refuse(pending_.front(),
-         resource_exhausted("file tier: all {} frames are pinned, none is free for a fetch; raise --capacity-memory",
-                            plan_.frames),
+         resource_exhausted(
+             "--capacity-memory {}: all {} parts of {} that it caches are in use, none is free for a read; raise it",
+             format_bytes(plan_.memory_bytes), plan_.frames, format_bytes(plan_.frame_bytes)),
          finished);
   pending_.pop_front();
   pending_since_ = Clock::now();

@@ -34,16 +34,15 @@ int move_all(int fd, const IoRequest& request) {
 class ThreadBackend final : public IoBackend {
  public:
   ThreadBackend(int fd, int threads) : fd_(fd) {
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
-  }
-  ~ThreadBackend() override {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-      work_.notify_all();
+    threads_.reserve(static_cast<size_t>(threads));
+    try {
+      for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+    } catch (...) {  // a thread that still ran would end the process
+      end();
+      throw;
     }
-    for (std::thread& thread : threads_) thread.join();
   }
+  ~ThreadBackend() override { end(); }
   std::string name() const override { return fmt::format("pread/pwrite on {} threads", threads_.size()); }
   int depth() const override { return static_cast<int>(threads_.size()); }
 
@@ -68,6 +67,14 @@ class ThreadBackend final : public IoBackend {
   }
 
  private:
+  void end() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+      work_.notify_all();
+    }
+    for (std::thread& thread : threads_) thread.join();
+  }
   void work() {
     std::unique_lock lock(mutex_);
     while (true) {

@@ -8,7 +8,7 @@
 namespace oasis::kv {
 namespace {
 
-// All bits set is NaN in bf16 and in FP8 E4M3.
+// All bits set is NaN in bf16, and in FP8 with its scale.
 constexpr uint8_t kNaNByte = 0xff;
 
 Result<Buffer> allocate_pages(Device& device, const char* what, int32_t pages, int64_t page_bytes) {
@@ -101,6 +101,7 @@ kernels::PoolView PagePool::view(int32_t layer) const {
   view.head_stride = shape_.block_head_bytes();
   view.token_stride = shape_.head_dim * shape_.element_bytes();
   view.v_offset = shape_.block_size * view.token_stride;
+  view.scale_offset = 2 * view.v_offset;
   view.type = shape_.type;
   return view;
 }

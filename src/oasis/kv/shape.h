@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "oasis/base/status.h"
 #include "oasis/kernels/views.h"
@@ -11,17 +12,22 @@ namespace oasis::kv {
 
 using kernels::KvType;
 
+// As the program's options write it.
+constexpr std::string_view to_string(KvType type) { return type == KvType::kBf16 ? "bf16" : "fp8"; }
+
 struct KvShape {
   int32_t first_layer = 0, layers = 0;
   int32_t first_kv_head = 0, kv_heads = 0;
   int32_t head_dim = 0;
   int32_t block_size = 16;
-  KvType type = KvType::kBf16;          // of sealed block-heads
+  KvType type = KvType::kBf16;          // of block-heads
   KvType summary_type = KvType::kBf16;  // of summary rows
 
   int64_t element_bytes() const { return type == KvType::kBf16 ? 2 : 1; }
-  // One block-head: K[block_size][d] then V[block_size][d].
-  int64_t block_head_bytes() const { return int64_t{2} * block_size * head_dim * element_bytes(); }
+  // One block-head: K[block_size][d] then V[block_size][d]; in FP8 the scale bytes of K's rows and of V's follow.
+  int64_t block_head_bytes() const {
+    return int64_t{2} * block_size * (head_dim * element_bytes() + (type == KvType::kBf16 ? 0 : 1));
+  }
   // One part: the block-heads of one block and layer, all KV heads. The unit in which staged tiers move data.
   int64_t part_bytes() const { return kv_heads * block_head_bytes(); }
   // One page: one slot a layer and KV head.

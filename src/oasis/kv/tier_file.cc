@@ -9,7 +9,9 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -55,13 +57,13 @@ Status TierFile::lock() {
       return io_error("--capacity-file {}: {}; name a file in a directory that exists and can be written to", path_,
                       reason());
     }
-    struct stat mine, named;
+    struct stat mine;
     if (fstat(fd_, &mine) != 0) return io_error("--capacity-file {}: fstat: {}", path_, reason());
     if (!S_ISREG(mine.st_mode))
       return invalid_argument("--capacity-file {}: it is not a regular file; name another", path_);
     if (flock(fd_, LOCK_EX | LOCK_NB) == 0) {
       // The last owner unlinks it before it unlocks: a file that lost its name meanwhile is not the one to use.
-      if (stat(path_.c_str(), &named) == 0 && named.st_ino == mine.st_ino && named.st_dev == mine.st_dev) return {};
+      if (is_named(path_)) return {};
     } else if (errno != EWOULDBLOCK && errno != EINTR) {
       return io_error("--capacity-file {}: flock: {}", path_, reason());
     } else if (std::chrono::steady_clock::now() > deadline) {
@@ -72,6 +74,12 @@ Status TierFile::lock() {
     }
     close(std::exchange(fd_, -1));
   }
+}
+
+bool TierFile::is_named(const std::string& path) const {
+  struct stat mine, named;
+  return fstat(fd_, &mine) == 0 && stat(path.c_str(), &named) == 0 && named.st_ino == mine.st_ino &&
+         named.st_dev == mine.st_dev;
 }
 
 // Empties the file if it is ours to empty.
@@ -125,7 +133,12 @@ Status TierFile::reserve() {
     result = fallocate(fd_, 0, 0, bytes_);
   } while (result != 0 && errno == EINTR);
   if (result == 0) return {};
-  if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) return too_large();
+  if (errno == ENOSPC || errno == EDQUOT) return too_large();
+  if (errno == EFBIG) {
+    return resource_exhausted(
+        "--capacity-file {}: {} asked for, which is more than its disk or this process (ulimit -f) allows a file",
+        path_, format_bytes(bytes_));
+  }
   if (errno != EOPNOTSUPP && errno != ENOSYS) return io_error("--capacity-file {}: fallocate: {}", path_, reason());
   reserved_ = false;
   if (ftruncate(fd_, bytes_) != 0) return io_error("--capacity-file {}: truncate to {}: {}", path_, bytes_, reason());
@@ -146,7 +159,12 @@ TierFile& TierFile::operator=(TierFile&& other) noexcept {
 
 TierFile::~TierFile() {
   if (fd_ < 0) return;
-  if (ours_) unlink(path_.c_str());
+  if (ours_) {
+    std::error_code error;
+    const std::string file = std::filesystem::canonical(path_, error);  // of a link, what it leads to
+    // Whoever moved the file away may have put another in its place.
+    if (!error && is_named(file)) unlink(file.c_str());
+  }
   close(fd_);
 }
 

@@ -31,6 +31,7 @@ class TierFile {
  private:
   TierFile() = default;
   Status lock();
+  bool is_named(const std::string& path) const;  // the open file, not another of that name
   Status take_over();
   Status write_header();
   Status reserve();

@@ -16,7 +16,6 @@ Status validate(const CoreConfig& c) {
   if (s.block_size != 16 && s.block_size != 32 && s.block_size != 64) {
     return invalid_argument("block size {}: must be 16, 32 or 64", s.block_size);
   }
-  if (s.type != kv::KvType::kBf16) return unsupported("FP8 slots: the CPU backend keeps KV in bf16");
   if (c.attend_blocks < 1) return invalid_argument("top-k blocks {}: must be at least 1", c.attend_blocks);
   if (c.resident_blocks < c.attend_blocks) {
     return invalid_argument("resident blocks {}: must be at least the {} that are attended", c.resident_blocks,

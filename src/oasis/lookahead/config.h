@@ -12,6 +12,19 @@ namespace oasis::lookahead {
 enum class FetchMode : uint8_t { kBounded, kExact, kAdaptive };
 enum class BlockScore : uint8_t { kShrunk, kMinMax };
 
+class KvCore;
+
+// exact: how a verified row has ranked its blocks, for studies that would rank them otherwise.
+struct RowRanking {
+  const KvCore& core;
+  int32_t layer, sequence;
+  const float* q;         // [heads, head_dim], after RoPE
+  int32_t candidates;     // blocks 0 .. candidates-1
+  int32_t* blocks;        // [kv_heads, stride], in rank order
+  const int32_t* counts;  // [kv_heads]
+  int64_t stride;         // K
+};
+
 // The places where a test can hold a stage up. Called on the thread that runs the stage.
 enum class Stage : uint8_t { kAppend, kPredict, kSelect, kTransfer, kAttention, kWriteThrough };
 
@@ -22,6 +35,8 @@ struct TestHooks {
   // overwritten.
   std::function<void(int32_t layer, int64_t step, int32_t sequence, int32_t* blocks, int32_t* counts, int64_t stride)>
       predict;
+  // exact: may overwrite a row's blocks, not their number. Null: none.
+  std::function<void(const RowRanking&)> rank;
 };
 
 struct CoreConfig {

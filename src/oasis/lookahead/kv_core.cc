@@ -150,8 +150,9 @@ void KvCore::seal(int32_t layer) {
   if (config_.hooks.delay) config_.hooks.delay(Stage::kWriteThrough, layer, step_);
   const size_t n = sealing_.size();
   std::vector<int32_t> table(n), block(n), summary(n);
-  std::vector<std::byte*> home(n);
-  seal_pages_.resize(n * static_cast<size_t>(config_.shape.kv_heads));
+  const auto heads = static_cast<size_t>(config_.shape.kv_heads);
+  std::vector<std::byte*> home(n * heads);
+  seal_pages_.resize(n * heads);
   for (size_t i = 0; i < n; ++i) {
     Sequence& s = seq(sealing_[i].first);
     table[i] = sealing_[i].first;
@@ -160,7 +161,9 @@ void KvCore::seal(int32_t layer) {
     if (!s.error.ok()) continue;
     auto part = homes_.tier().begin_write({s.homes[static_cast<size_t>(block[i])], layer});
     if (part.ok()) {
-      home[i] = *part;
+      for (size_t h = 0; h < heads; ++h) {
+        home[i * heads + h] = *part + static_cast<int64_t>(h) * config_.shape.block_head_bytes();
+      }
     } else {
       s.error = part.status();  // this sequence ends at the step border; its block stays in its slot until then
     }
@@ -181,10 +184,10 @@ void KvCore::seal(int32_t layer) {
                           .summaries = summaries_.view(layer),
                           .summary_pages = summary.data(),
                           .homes = home.data(),
-                          .home_head_stride = config_.shape.block_head_bytes()});
+                          .home_type = config_.shape.type});
   stream_.synchronize();
   for (size_t i = 0; i < n; ++i) {
-    if (home[i]) homes_.tier().end_write({seq(table[i]).homes[static_cast<size_t>(block[i])], layer});
+    if (home[i * heads]) homes_.tier().end_write({seq(table[i]).homes[static_cast<size_t>(block[i])], layer});
   }
 }
 

@@ -65,6 +65,7 @@ class KvCore {
   ~KvCore();
 
   const CoreConfig& config() const { return config_; }
+  kv::HomeStore& homes() const { return homes_; }
   const Sequence& sequence(int32_t index) const { return sequences_[static_cast<size_t>(index)]; }
 
   // --- Memory, for the scheduler ---
@@ -199,8 +200,7 @@ class KvCore {
                  int32_t predicted_step);
   Status seal_prompt(Sequence& s, int32_t layer, const kernels::PoolView& workspace);
   void rank_prompt(int32_t sequence, int32_t layer, const float* q_next);
-  void plan_copy(int32_t layer, const kernels::PoolView& from, int32_t from_page, int32_t to_page, int32_t head);
-  void run_copies(int64_t bytes);
+  void fill_slots(int32_t sequence, int32_t layer, const kernels::PoolView& workspace);
   // Queries that score, gathered side by side: begin_scoring, add_scoring a row, then q_scoring() once.
   void begin_scoring() { scoring_rows_.clear(); }
   int32_t scoring_rows() const { return static_cast<int32_t>(scoring_rows_.size()); }
@@ -274,7 +274,6 @@ class KvCore {
   std::vector<kernels::ListEntry> next_list_;
   std::vector<int32_t> next_list_count_;
   std::vector<uint8_t> present_;  // [max_sequences, max_blocks]
-  std::vector<kernels::Copy> copies_;
   // exact: one group a verified row
   Buffer row_scores_;  // on the device: [groups, kv_heads, max_blocks]
   std::vector<int32_t> group_row_begin_, group_sequence_, row_top_, row_top_count_, demand_, demand_count_;

@@ -85,6 +85,18 @@ void KvCore::rank_verified_rows(int32_t layer, const float* q) {
                           .blocks = row_top_.data(),
                           .block_stride = c.attend_blocks,
                           .count = row_top_count_.data()});
+  if (!c.hooks.rank) return;
+  for (size_t g = 0; g < group_sequence_.size(); ++g) {
+    if (candidates[g] == 0) continue;
+    c.hooks.rank({.core = *this,
+                  .layer = layer,
+                  .sequence = group_sequence_[g],
+                  .q = q + group_row_begin_[g] * width,
+                  .candidates = candidates[g],
+                  .blocks = &row_top_[g * heads * static_cast<size_t>(c.attend_blocks)],
+                  .counts = &row_top_count_[g * heads],
+                  .stride = c.attend_blocks});
+  }
 }
 
 // T = the union of the verified rows' lists, rows in order while T fits R in every head. T becomes resident; what was

@@ -24,6 +24,9 @@ KvCore::~KvCore() = default;
 
 Result<std::unique_ptr<KvCore>> KvCore::create(Device& device, CoreConfig config, kv::HomeStore& homes) {
   OASIS_RETURN_IF_ERROR(validate(config));
+  if (config.shape.type != kv::KvType::kBf16 && device.backend() != Backend::kCpu) {
+    return unsupported("--kv-dtype fp8: attention on a GPU reads bf16; run on the CPU or leave it at bf16");
+  }
   if (config.score == BlockScore::kMinMax) config.beta = 1;
   OASIS_ASSIGN_OR_RETURN(auto pages, kv::PagePool::create(device, config.shape, config.pages));
   OASIS_ASSIGN_OR_RETURN(auto summaries, kv::SummaryPool::create(device, config.shape, config.summary_pages));
@@ -264,9 +267,11 @@ Status KvCore::load_prefix(int32_t sequence, int32_t layer, const PrefillKv& kv)
   const Sequence& s = seq(sequence);
   const auto& shape = config_.shape;
   const int64_t run = int64_t{shape.block_size} * shape.head_dim;  // elements of a block-head's K
+  std::vector<kernels::Copy> copies;
   const auto piece = static_cast<int32_t>(std::max<int64_t>(1, homes_.tier().pinnable_parts() / 4));
   for (int32_t first = 0; first < s.prefix_blocks; first += piece) {
     std::vector<kv::PartKey> parts, acquired;
+    copies.clear();
     for (int32_t b = first; b < std::min(s.prefix_blocks, first + piece); ++b) {
       parts.push_back({s.homes[static_cast<size_t>(b)], layer});
     }
@@ -279,12 +284,16 @@ Status KvCore::load_prefix(int32_t sequence, int32_t layer, const PrefillKv& kv)
         for (int32_t h = 0; h < shape.kv_heads; ++h) {
           const std::byte* source = from + h * shape.block_head_bytes();
           const int64_t to = h * kv.kv_head_stride + (first + static_cast<int64_t>(i)) * run;
-          copies_.push_back({source, reinterpret_cast<std::byte*>(kv.k + to)});
-          copies_.push_back({source + run * 2, reinterpret_cast<std::byte*>(kv.v + to)});
+          copies.push_back({source, reinterpret_cast<std::byte*>(kv.k + to)});
         }
       }
     }
-    run_copies(run * 2);
+    kernels_.unpack(stream_, {.type = shape.type,
+                              .copies = copies.data(),
+                              .count = static_cast<int64_t>(copies.size()),
+                              .block_size = shape.block_size,
+                              .head_dim = shape.head_dim,
+                              .v_offset = (kv.v - kv.k) * 2});
     stream_.synchronize();
     for (const kv::PartKey& part : acquired) homes_.tier().release(part);
     for (const kv::PartKey& part : parts) homes_.tier().release(part);  // the ticket's own pins
@@ -303,29 +312,44 @@ Status KvCore::finish_layer(int32_t sequence, int32_t layer, const PrefillKv& kv
                                     .token_stride = int64_t{shape.head_dim} * 2,
                                     .v_offset = (kv.v - kv.k) * 2};
   OASIS_RETURN_IF_ERROR(seal_prompt(s, layer, workspace));
-  if (!s.sparse) {
-    for (int32_t b = 0; b < static_cast<int32_t>(s.page_of_slot.size()); ++b) {
-      for (int32_t h = 0; h < shape.kv_heads; ++h)
-        plan_copy(layer, workspace, b, s.page_of_slot[static_cast<size_t>(b)], h);
-    }
-    run_copies(shape.block_head_bytes() / 2);
-    return {};
-  }
-  rank_prompt(sequence, layer, q_next);
-  for (int32_t h = 0; h < shape.kv_heads; ++h) {
-    const size_t i = at(0, sequence, h);
-    start_map(layer, sequence, h,
-              {&top_[i * static_cast<size_t>(config_.resident_blocks)], static_cast<size_t>(top_count_[i])}, -1);
-    const kernels::HeadMap& map = maps_[at(layer, sequence, h)];
-    for (int32_t slot = 0; slot < config_.slots(); ++slot) {
-      const int32_t b = map.block_of_slot[slot];
-      if (b < 0 || b > block_of(s.position - 1)) continue;  // free, or open and not begun
-      plan_copy(layer, workspace, b, s.page_of_slot[static_cast<size_t>(slot)], h);
-      stats_.warm_blocks += b < s.sealed;
+  if (s.sparse) {
+    rank_prompt(sequence, layer, q_next);
+    for (int32_t h = 0; h < shape.kv_heads; ++h) {
+      const size_t i = at(0, sequence, h);
+      start_map(layer, sequence, h,
+                {&top_[i * static_cast<size_t>(config_.resident_blocks)], static_cast<size_t>(top_count_[i])}, -1);
     }
   }
-  run_copies(shape.block_head_bytes() / 2);
+  fill_slots(sequence, layer, workspace);
   return {};
+}
+
+// What the prompt leaves in the sequence's slots of a layer: every block that has begun if it is dense, else those that
+// own a slot.
+void KvCore::fill_slots(int32_t sequence, int32_t layer, const kernels::PoolView& workspace) {
+  const Sequence& s = seq(sequence);
+  const auto heads = static_cast<size_t>(config_.shape.kv_heads), slots = s.page_of_slot.size();
+  const kernels::PoolView pool = pages_.view(layer);
+  std::vector<int32_t> blocks(slots * heads, -1);  // pages of the workspace
+  std::vector<std::byte*> to(slots * heads);
+  for (size_t slot = 0; slot < slots; ++slot) {
+    for (size_t h = 0; h < heads; ++h) {
+      const auto head = static_cast<int32_t>(h);
+      const int32_t b = s.sparse ? maps_[at(layer, sequence, head)].block_of_slot[slot] : static_cast<int32_t>(slot);
+      if (b < 0 || b > block_of(s.position - 1)) continue;  // free, or open and not begun
+      blocks[slot * heads + h] = b;
+      to[slot * heads + h] = pool.k(s.page_of_slot[slot], head, 0);
+      stats_.warm_blocks += s.sparse && b < s.sealed;
+    }
+  }
+  kernels_.seal(stream_, {.pool = workspace,
+                          .block_size = config_.shape.block_size,
+                          .head_dim = config_.shape.head_dim,
+                          .kv_heads = config_.shape.kv_heads,
+                          .entries = static_cast<int64_t>(slots),
+                          .pages = blocks.data(),
+                          .homes = to.data(),
+                          .home_type = config_.shape.type});
 }
 
 // Summaries and write-through of the blocks that this prefill computed.
@@ -337,6 +361,7 @@ Status KvCore::seal_prompt(Sequence& s, int32_t layer, const kernels::PoolView& 
     const int32_t n = std::min(kPiece, s.sealed - first);
     std::vector<int32_t> pages;
     std::vector<std::byte*> homes;
+    int32_t begun = 0;
     Status status;
     for (int32_t b = first; b < first + n; ++b) {
       auto part = homes_.tier().begin_write({s.homes[static_cast<size_t>(b)], layer});
@@ -344,23 +369,24 @@ Status KvCore::seal_prompt(Sequence& s, int32_t layer, const kernels::PoolView& 
         status = part.status();
         break;
       }
-      homes.push_back(*part);
+      ++begun;
       pages.insert(pages.end(), static_cast<size_t>(shape.kv_heads), b);
+      for (int32_t h = 0; h < shape.kv_heads; ++h) homes.push_back(*part + h * shape.block_head_bytes());
     }
     kernels_.seal(stream_, {.pool = workspace,
                             .block_size = shape.block_size,
                             .head_dim = shape.head_dim,
                             .kv_heads = shape.kv_heads,
                             .beta = config_.beta,
-                            .entries = static_cast<int64_t>(homes.size()),
+                            .entries = begun,
                             .pages = pages.data(),
                             .summaries = summaries_.view(layer),
                             .summary_pages = &s.summary_pages[static_cast<size_t>(first)],
                             .homes = homes.data(),
-                            .home_head_stride = shape.block_head_bytes()});
+                            .home_type = shape.type});
     stream_.synchronize();
-    for (size_t i = 0; i < homes.size(); ++i) {
-      homes_.tier().end_write({s.homes[static_cast<size_t>(first) + i], layer});
+    for (int32_t b = first; b < first + begun; ++b) {
+      homes_.tier().end_write({s.homes[static_cast<size_t>(b)], layer});
     }
     OASIS_RETURN_IF_ERROR(status);
   }
@@ -403,19 +429,6 @@ void KvCore::rank_prompt(int32_t sequence, int32_t layer, const float* q_next) {
                           .blocks = &top_[i * static_cast<size_t>(c.resident_blocks)],
                           .block_stride = c.resident_blocks,
                           .count = &top_count_[i]});
-}
-
-// A block-head is copied in two runs: `from` may keep K and V apart.
-void KvCore::plan_copy(int32_t layer, const kernels::PoolView& from, int32_t from_page, int32_t to_page, int32_t head) {
-  const kernels::PoolView to = pages_.view(layer);
-  copies_.push_back({from.k(from_page, head, 0), to.k(to_page, head, 0)});
-  copies_.push_back({from.v(from_page, head, 0), to.v(to_page, head, 0)});
-}
-
-// Does what is planned in copies_, `bytes` each.
-void KvCore::run_copies(int64_t bytes) {
-  kernels_.gather(stream_, {.copies = copies_.data(), .count = static_cast<int64_t>(copies_.size()), .bytes = bytes});
-  copies_.clear();
 }
 
 // The map of a sequence that becomes sparse: the ranked blocks are resident, the first K of them are P with
@@ -513,6 +526,7 @@ void KvCore::become_sparse(int32_t sequence) {
     OASIS_CHECK(s.page_of_slot.back() >= 0, "no page left for the switch to sparse");
   }
   const auto owned = static_cast<int32_t>(s.page_of_slot.size());
+  std::vector<kernels::Copy> copies;
   s.sparse = true;
   ++s.position;  // start_map counts from the last final token
   for (int32_t l = 0; l < config_.shape.layers; ++l) {
@@ -524,12 +538,15 @@ void KvCore::become_sparse(int32_t sequence) {
       for (int32_t slot = 0; slot < slots; ++slot) {
         const int32_t b = maps_[i].block_of_slot[slot];
         if (b < 0 || b == slot || b >= owned) continue;
-        plan_copy(l, pages_.view(l), s.page_of_slot[static_cast<size_t>(b)], s.page_of_slot[static_cast<size_t>(slot)],
-                  h);
+        const kernels::PoolView pool = pages_.view(l);
+        copies.push_back({pool.k(s.page_of_slot[static_cast<size_t>(b)], h, 0),
+                          pool.k(s.page_of_slot[static_cast<size_t>(slot)], h, 0)});
       }
     }
   }
-  run_copies(config_.shape.block_head_bytes() / 2);
+  kernels_.gather(stream_, {.copies = copies.data(),
+                            .count = static_cast<int64_t>(copies.size()),
+                            .bytes = config_.shape.block_head_bytes()});
   --s.position;
   for (int32_t b = slots; b < owned; ++b) pages_.allocator().unref(s.page_of_slot[static_cast<size_t>(b)], step_);
   s.page_of_slot.resize(static_cast<size_t>(std::min(owned, slots)));

@@ -10,8 +10,32 @@ void KvCore::fill_with_noise() {
     kernels_.fill_random(stream_,
                          {.out = reinterpret_cast<bf16*>(at), .count = bytes / 2, .seed = 1, .half_width = 1.7f});
   };
-  fill(pages_.view(0).base, pages_.bytes());
   fill(summaries_.view(0).base, summaries_.bytes());
+  const auto& shape = config_.shape;
+  const kernels::PoolView pool = pages_.view(0);
+  if (shape.type == kv::KvType::kBf16) return fill(pool.base, pages_.bytes());
+  // Noise is quantised into the first part, of which all others are copies. Until then it lies in the next two: a pool
+  // has at least one sequence's pages.
+  const int64_t part = shape.part_bytes(), row = int64_t{shape.head_dim} * 2;
+  const kernels::PoolView noise{.base = pool.base + part,
+                                .head_stride = 2 * shape.block_size * row,
+                                .token_stride = row,
+                                .v_offset = shape.block_size * row};
+  fill(noise.base, shape.kv_heads * noise.head_stride);
+  const std::vector<int32_t> pages(static_cast<size_t>(shape.kv_heads));
+  std::vector<std::byte*> to;
+  for (int32_t h = 0; h < shape.kv_heads; ++h) to.push_back(pool.k(0, h, 0));
+  kernels_.seal(stream_, {.pool = noise,
+                          .block_size = shape.block_size,
+                          .head_dim = shape.head_dim,
+                          .kv_heads = shape.kv_heads,
+                          .entries = 1,
+                          .pages = pages.data(),
+                          .homes = to.data(),
+                          .home_type = shape.type});
+  for (int64_t done = part; done < pages_.bytes(); done *= 2) {
+    stream_.copy(pool.base + done, pool.base, static_cast<size_t>(std::min(done, pages_.bytes() - done)));
+  }
 }
 
 Status KvCore::synthesize(int32_t sequence, int32_t tokens, bool sparse, std::span<const kv::HomeId> homes) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "oasis/model/transformer.h"
@@ -19,8 +20,12 @@ class DenseRun {
   // `tap(layer, x)` sees the residual stream [rows, hidden] before each layer and, at layer == layers, after the last.
   using Tap = std::function<void(int layer, const std::vector<float>& x)>;
 
-  DenseRun(Device& device, const Checkpoint& checkpoint, int64_t max_rows)
+  // Changes one head's K or V of one token before it is kept: how a cache rounds it.
+  using KvRow = std::function<void(std::span<float> row)>;
+
+  DenseRun(Device& device, const Checkpoint& checkpoint, int64_t max_rows, KvRow kv_row = {})
       : stream_(device.foreground()),
+        kv_row_(std::move(kv_row)),
         transformer_(Transformer::create(device, checkpoint, max_rows).value()),
         keys_(static_cast<size_t>(checkpoint.config().layers)),
         values_(keys_.size()) {}
@@ -43,6 +48,10 @@ class DenseRun {
     for (int layer = 0; layer < c.layers; ++layer) {
       if (tap) tap(layer, x);
       transformer_.before_attention(stream_, layer, x.data(), cos_sin.data(), rows, q.data(), k.data(), v.data());
+      for (size_t at = 0; kv_row_ && at < k.size(); at += static_cast<size_t>(c.head_dim)) {
+        kv_row_(std::span(k).subspan(at, static_cast<size_t>(c.head_dim)));
+        kv_row_(std::span(v).subspan(at, static_cast<size_t>(c.head_dim)));
+      }
       keys_[layer].insert(keys_[layer].end(), k.begin(), k.end());
       values_[layer].insert(values_[layer].end(), v.begin(), v.end());
       for (int64_t row = 0; row < rows; ++row)
@@ -82,6 +91,7 @@ class DenseRun {
   }
 
   Stream& stream_;
+  KvRow kv_row_;
   Transformer transformer_;
   std::vector<std::vector<float>> keys_, values_;  // [layer][position, kv_heads, d]
   int64_t position_ = 0;

@@ -32,9 +32,10 @@ constexpr const char* kNotSupported[] = {"guided_json",
 
 // Set once for the whole server.
 constexpr std::string_view kServerWide[] = {
-    "attention",     "block_size",    "top_k_blocks",  "resident_ratio", "block_score",  "fetch",   "fetch_ratio",
-    "draft",         "accept_drafts", "draft_tokens",  "fast_memory",    "device",       "context", "capacity_memory",
-    "capacity_file", "device_memory", "prefill_chunk", "threads",        "max_sequences"};
+    "summaries",     "attention",     "block_size",  "top_k_blocks",    "resident_ratio", "block_score",
+    "kv_dtype",      "fetch",         "fetch_ratio", "draft",           "accept_drafts",  "draft_tokens",
+    "fast_memory",   "device",        "context",     "capacity_memory", "capacity_file",  "device_memory",
+    "prefill_chunk", "prefill_share", "threads",     "max_sequences"};
 
 void parse_sampling(Fields& f, const ServedModel& model, GenerateRequest& out) {
   auto& s = out.base.sampling;

@@ -110,7 +110,8 @@ std::string state_json(const engine::Engine& engine, const ServedModel& model, c
                  {"body_bytes", limits.body_bytes},
                  {"top_k_blocks", plan.core.attend_blocks},
                  {"resident_blocks", plan.core.resident_blocks},
-                 {"block_size", plan.core.shape.block_size}};
+                 {"block_size", plan.core.shape.block_size},
+                 {"kv_dtype", kv::to_string(plan.core.shape.type)}};
   j["engine"] = {{"drafter", engine.drafter().name()}};
   j["requests"] = {
       {"running", m.running}, {"prefilling", m.prefilling}, {"waiting", m.waiting}, {"preempted", m.preempted}};

@@ -7,10 +7,11 @@
 
 namespace oasis::kernels {
 
-// Writes the K and V of each row into its block's slot, token positions[r] % block_size, rounding fp32 to the pool's
-// bf16. Open blocks are always bf16 (design section 6).
+// Writes the K and V of each row into its block's slot, token positions[r] % block_size, rounding fp32 to bf16 and, in
+// an FP8 pool, that to FP8 with the row's scale (fp8_row.h).
 struct AppendParams {
-  PoolView pool;  // one layer, type kBf16
+  PoolView pool;            // one layer
+  bool fp8_values = false;  // a bf16 pool gets the values that an FP8 one would hold
   int64_t block_size = 16;
   int64_t head_dim = 0;
   int64_t kv_heads = 0;

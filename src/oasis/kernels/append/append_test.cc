@@ -16,6 +16,8 @@ struct Case {
   int64_t block_size, head_dim, kv_heads;
   std::vector<int32_t> positions;
   bool interleaved_pool = false;
+  KvType type = KvType::kBf16;
+  bool fp8_values = false;
 };
 
 std::vector<Case> cases() {
@@ -25,7 +27,12 @@ std::vector<Case> cases() {
           {"across a block's border", 16, 80, 2, {15, 16, 17}},
           {"a masked row", 32, 128, 2, {69, -1, 70}},
           {"strided pool", 16, 64, 3, {31, 32}, true},
-          {"many rows", 64, 128, 8, many}};
+          {"many rows", 64, 128, 8, many},
+          {"FP8", 16, 64, 3, {37, 38}, false, KvType::kFp8E4M3},
+          {"FP8, head_dim 80", 16, 80, 2, {15, 16, 17}, false, KvType::kFp8E4M3},
+          {"FP8, many rows", 64, 256, 3, many, false, KvType::kFp8E4M3},
+          {"FP8, strided pool", 16, 128, 2, {31, -1, 32}, true, KvType::kFp8E4M3},
+          {"values of FP8 in bf16", 32, 96, 2, {69, -1, 70}, false, KvType::kBf16, true}};
 }
 
 class Append : public testing::TestWithParam<Backend> {};
@@ -36,16 +43,27 @@ TEST_P(Append, WritesOneTokenOfOneSlotAHeadAndNothingElse) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(c.name);
     const auto rows = static_cast<int64_t>(c.positions.size());
-    const int64_t row_bytes = c.head_dim * 2, pages = c.positions.back() / c.block_size + 3;
-    AppendParams p{.block_size = c.block_size, .head_dim = c.head_dim, .kv_heads = c.kv_heads, .rows = rows};
-    p.pool = {.page_stride = c.kv_heads * c.block_size * 2 * row_bytes,
-              .head_stride = c.block_size * 2 * row_bytes,
+    const bool fp8 = c.type == KvType::kFp8E4M3;
+    const int64_t row_bytes = c.head_dim * (fp8 ? 1 : 2), pages = c.positions.back() / c.block_size + 3;
+    const int64_t rows_bytes = c.block_size * 2 * row_bytes;  // of a slot
+    AppendParams p{.fp8_values = c.fp8_values,
+                   .block_size = c.block_size,
+                   .head_dim = c.head_dim,
+                   .kv_heads = c.kv_heads,
+                   .rows = rows};
+    p.pool = {.page_stride = c.kv_heads * (rows_bytes + (fp8 ? 2 * c.block_size : 0)),
+              .head_stride = rows_bytes + (fp8 ? 2 * c.block_size : 0),
               .token_stride = row_bytes,
-              .v_offset = c.block_size * row_bytes};
+              .v_offset = c.block_size * row_bytes,
+              .scale_offset = rows_bytes,
+              .type = c.type};
     if (c.interleaved_pool) {
       p.pool.head_stride = row_bytes;
       p.pool.token_stride = 2 * c.kv_heads * row_bytes;
       p.pool.v_offset = c.kv_heads * row_bytes;
+      // Scales behind the page's rows, those of head 0 first: heads are row_bytes apart there too.
+      p.pool.scale_offset = c.kv_heads * rows_bytes;
+      p.pool.page_stride = c.kv_heads * (rows_bytes + row_bytes);
     }
     std::vector<int32_t> page_of;
     for (const int32_t position : c.positions)

@@ -17,11 +17,11 @@ namespace oasis::kernels {
 // The result of a (row, head) depends only on its q, its list's blocks and their contents: not on pages, on other rows
 // or on the number of threads (bit for bit on one machine).
 //
-// head_dim and block_size are multiples of 16, slots are bf16. Memory of tokens that no row sees is not used, it may
-// hold NaN. With AVX-512 and on CUDA the queries are rounded to bf16: a logit is off by at most 2^-9 of sum |q_i k_i| /
-// sqrt(head_dim); on CUDA the softmax weights are rounded to bf16 as well. All else, and the other instruction sets, is
-// fp32. CUDA: head_dim is 64, 80, 96, 128 or 256, the pool lies in device memory, its address and strides are multiples
-// of 16.
+// head_dim and block_size are multiples of 16. FP8 slots (on the CPU) give what bf16 slots with the same values give,
+// bit for bit. Memory of tokens that no row sees is not used, it may hold NaN. With AVX-512 and on CUDA the queries are
+// rounded to bf16: a logit is off by at most 2^-9 of sum |q_i k_i| / sqrt(head_dim); on CUDA the softmax weights are
+// rounded to bf16 as well. All else, and the other instruction sets, is fp32. CUDA: head_dim is 64, 80, 96, 128 or 256,
+// the pool lies in device memory, its address and strides are multiples of 16.
 struct AttentionParams {
   PoolView pool;  // one layer
   int64_t block_size = 16;

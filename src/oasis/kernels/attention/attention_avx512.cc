@@ -1,5 +1,5 @@
 // The split kernel with AVX-512 BF16. Queries are scaled and rounded to bf16, so logits are those of a bf16 query
-// summed in fp32; weights stay fp32.
+// summed in fp32; weights stay fp32. Rows of FP8 become bf16 on their way into registers, exactly.
 #include <utility>
 
 #include "oasis/kernels/attention/attention_split.h"
@@ -26,12 +26,31 @@ void pack(const float* q, float scale, int64_t head_dim, std::byte* packed) {
   }
 }
 
+// Rows of keys or of values, one a token; FP8 rows with their scale bytes.
+struct Rows {
+  const std::byte* first;
+  int64_t stride;
+  const std::byte* scales;
+};
+
+// Elements j .. j + 31 of row i as bf16, those that `mask` names; the others are zero.
+template <KvType kType>
+[[gnu::always_inline]] inline __m512i load_row(const Rows& rows, int64_t i, int64_t j, __mmask32 mask) {
+  const std::byte* row = rows.first + i * rows.stride;
+  if constexpr (kType == KvType::kBf16) {
+    return _mm512_maskz_loadu_epi16(mask, row + 2 * j);
+  } else {
+    return fp8_to_bf16(_mm256_maskz_loadu_epi8(mask, row + j), static_cast<uint8_t>(rows.scales[i]));
+  }
+}
+
 // tile[j] lane i = elements 2 j and 2 j + 1 of key i.
-void transpose_keys(const std::byte* keys, int64_t stride, int64_t head_dim, __m512i* tile) {
+template <KvType kType>
+void transpose_keys(const Rows& keys, int64_t head_dim, __m512i* tile) {
   for (int64_t j = 0; j < head_dim; j += 32) {
     const __mmask32 mask = first_elements(head_dim - j);
     __m512i x[16];
-    for (int64_t i = 0; i < 16; ++i) x[i] = _mm512_maskz_loadu_epi16(mask, keys + i * stride + 2 * j);
+    for (int64_t i = 0; i < 16; ++i) x[i] = load_row<kType>(keys, i, j, mask);
     transpose16(x);
     for (int64_t i = 0; i < 16; ++i) _mm512_store_si512(tile + j / 2 + i, x[i]);
   }
@@ -103,17 +122,20 @@ const std::byte* rows_of_step(const AttentionSplit& s, int64_t step) {
 [[gnu::always_inline]] inline void prefetch_ahead(const AttentionSplit& s, int64_t step) {
   const std::byte* rows = rows_of_step(s, step + kPrefetchDistance);
   if (rows == nullptr) return;
+  const int64_t row_bytes = s.type == KvType::kBf16 ? 2 * s.head_dim : s.head_dim;
   for (int64_t i = 0; i < s.block_size; ++i)
-    for (int64_t b = 0; b < 2 * s.head_dim; b += 64) _mm_prefetch(rows + i * s.token_stride + b, _MM_HINT_T1);
+    for (int64_t b = 0; b < row_bytes; b += 64) _mm_prefetch(rows + i * s.token_stride + b, _MM_HINT_T1);
 }
 
+template <KvType kType>
 void score(const AttentionSplit& s) {
   const int64_t n = s.entry_count * s.block_size, q_stride = packed_bytes(s.head_dim);
   auto* tile = reinterpret_cast<__m512i*>(s.tile);
   for (int64_t e = 0; e < s.entry_count; ++e) {
     prefetch_ahead(s, e);
     for (int64_t t = 0; t < s.block_size; t += kTileKeys) {
-      transpose_keys(slot(s, e) + t * s.token_stride, s.token_stride, s.head_dim, tile);
+      transpose_keys<kType>({slot(s, e) + t * s.token_stride, s.token_stride, slot(s, e) + s.scale_offset + t},
+                            s.head_dim, tile);
       float* scores = s.scores + e * s.block_size + t;
       for_query_runs(0, s.rows * s.q_per_kv, [&](auto count, int64_t m) {
         score_tile<count()>(s.packed_q + m * q_stride, q_stride, tile, s.head_dim / 2, scores + m * n, n);
@@ -145,10 +167,10 @@ void softmax(float* scores, int64_t n, float& max_out, float& sum_out) {
   if (sum_out != sum_out) max_out = sum_out;  // a maximum may have lost a NaN
 }
 
-// acc[m] += sum over `count` keys of weights[m][i] * values[i], for 32 * kChunks elements (fewer in the last chunk, by
-// mask). In acc each 32 elements lie as 16 even ones, then 16 odd ones.
-template <int kQueries, int kChunks>
-void add_values(const std::byte* values, int64_t stride, int64_t count, __mmask32 last, const float* weights,
+// acc[m] += sum over `count` keys of weights[m][i] * values[i], for 32 * kChunks elements from `at` on (fewer in the
+// last chunk, by mask). In acc each 32 elements lie as 16 even ones, then 16 odd ones.
+template <KvType kType, int kQueries, int kChunks>
+void add_values(const Rows& values, int64_t at, int64_t count, __mmask32 last, const float* weights,
                 int64_t weights_stride, float* acc, int64_t acc_stride) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   __m512 sum[kQueries][2 * kChunks];
@@ -160,7 +182,7 @@ void add_values(const std::byte* values, int64_t stride, int64_t count, __mmask3
     __m512 v[2 * kChunks];
 #pragma GCC unroll 16
     for (int c = 0; c < kChunks; ++c) {
-      const __m512i x = _mm512_maskz_loadu_epi16(c == kChunks - 1 ? last : ~__mmask32{0}, values + i * stride + 64 * c);
+      const __m512i x = load_row<kType>(values, i, at + 32 * c, c == kChunks - 1 ? last : ~__mmask32{0});
       v[2 * c] = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
       v[2 * c + 1] = _mm512_castsi512_ps(_mm512_and_si512(x, upper));
     }
@@ -178,7 +200,7 @@ void add_values(const std::byte* values, int64_t stride, int64_t count, __mmask3
 }
 
 // The first `count` keys of each of the entries [begin, end), for the queries [first, first + kQueries).
-template <int kQueries>
+template <KvType kType, int kQueries>
 void add_entries(const AttentionSplit& s, int64_t begin, int64_t end, int64_t count, int64_t first) {
   constexpr int kMost = kQueries > 3 ? 2 : 4;  // chunks whose sums fit the registers
   const int64_t n = s.entry_count * s.block_size;
@@ -188,8 +210,9 @@ void add_entries(const AttentionSplit& s, int64_t begin, int64_t end, int64_t co
     const __mmask32 last = first_elements(s.head_dim - j - 32 * (chunk_count() - 1));
     for (int64_t e = begin; e < end; ++e) {
       if (first == 0 && j == 0) prefetch_ahead(s, s.entry_count + e);
-      add_values<kQueries, chunk_count()>(slot(s, e) + s.v_offset + 2 * j, s.token_stride, count, last,
-                                          weights + e * s.block_size, n, acc + j, s.acc_stride);
+      add_values<kType, kQueries, chunk_count()>(
+          {slot(s, e) + s.v_offset, s.token_stride, slot(s, e) + s.scale_offset + s.block_size}, j, count, last,
+          weights + e * s.block_size, n, acc + j, s.acc_stride);
     }
   };
   int64_t j = 0;
@@ -208,9 +231,10 @@ void interleave(float* acc, int64_t head_dim) {
   }
 }
 
-void attend(const AttentionSplit& s) {
+template <KvType kType>
+void attend_type(const AttentionSplit& s) {
   const int64_t queries = s.rows * s.q_per_kv, n = s.entry_count * s.block_size;
-  score(s);
+  score<kType>(s);
 
   // A masked token's memory may hold anything, NaN too: its logit is replaced here and its value never read.
   for (int64_t m = 0; m < queries; ++m) {
@@ -223,15 +247,20 @@ void attend(const AttentionSplit& s) {
     for (int64_t j = 0; j < s.acc_stride; j += 16) _mm512_store_ps(s.acc + m * s.acc_stride + j, _mm512_setzero_ps());
   }
 
-  for_query_runs(0, queries, [&](auto count, int64_t m) { add_entries<count()>(s, 0, s.full_count, s.block_size, m); });
+  for_query_runs(0, queries,
+                 [&](auto count, int64_t m) { add_entries<kType, count()>(s, 0, s.full_count, s.block_size, m); });
   for (int64_t e = s.full_count; e < s.entry_count; ++e) {
     for (int64_t r = 0; r < s.rows; ++r) {
       const int64_t seen = visible(s.entries[e].block, s.block_size, s.positions[r]);
       for_query_runs(r * s.q_per_kv, (r + 1) * s.q_per_kv,
-                     [&](auto count, int64_t m) { add_entries<count()>(s, e, e + 1, seen, m); });
+                     [&](auto count, int64_t m) { add_entries<kType, count()>(s, e, e + 1, seen, m); });
     }
   }
   for (int64_t m = 0; m < queries; ++m) interleave(s.acc + m * s.acc_stride, s.head_dim);
+}
+
+void attend(const AttentionSplit& s) {
+  s.type == KvType::kBf16 ? attend_type<KvType::kBf16>(s) : attend_type<KvType::kFp8E4M3>(s);
 }
 
 void merge(const AttentionMerge& m) {

@@ -136,6 +136,8 @@ void attend_item(const AttentionParams& p, const Plan& plan, const AttentionLeve
                   .page_stride = p.pool.page_stride,
                   .token_stride = p.pool.token_stride,
                   .v_offset = p.pool.v_offset,
+                  .scale_offset = p.pool.scale_offset,
+                  .type = p.pool.type,
                   .block_size = p.block_size,
                   .head_dim = p.head_dim,
                   .entries = entries,
@@ -185,8 +187,6 @@ void clear_masked_rows(const AttentionParams& p) {
 }  // namespace
 
 void attention_cpu(Stream& stream, const AttentionParams& p) {
-  OASIS_CHECK(p.pool.type == KvType::kBf16, "attention reads bf16 slots, this pool's KvType is {}",
-              static_cast<int>(p.pool.type));
   OASIS_CHECK(p.block_size > 0 && p.block_size % kTileKeys == 0, "block size {}: must be a multiple of {}",
               p.block_size, kTileKeys);
   OASIS_CHECK(p.head_dim > 0 && p.head_dim % 16 == 0, "head_dim {}: must be a multiple of 16", p.head_dim);

@@ -16,6 +16,8 @@ struct AttentionSplit {
   int64_t page_stride = 0;           // bytes, as in PoolView
   int64_t token_stride = 0;
   int64_t v_offset = 0;
+  int64_t scale_offset = 0;
+  KvType type = KvType::kBf16;
   int64_t block_size = 0;
   int64_t head_dim = 0;
   const ListEntry* entries = nullptr;  // [entry_count], ascending blocks

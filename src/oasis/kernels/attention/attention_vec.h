@@ -12,6 +12,14 @@ namespace {
 constexpr int64_t kTileKeys = 16;  // a block is a whole number of tiles
 constexpr float kInfinity = __builtin_inff();
 
+// As fp8_scale_value in fp8_row.h, which may not be included here: its code must not be shared (vec8.h).
+float fp8_scale(uint8_t scale) {
+  const uint32_t bits = scale == 255 ? 0x7fc00000u : uint32_t{scale} << 23;
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
 int64_t packed_bytes(int64_t head_dim) { return (head_dim * 4 + 63) / 64 * 64; }
 int64_t tile_bytes(int64_t head_dim) { return kTileKeys * head_dim * 4; }
 
@@ -20,10 +28,20 @@ void pack(const float* q, float scale, int64_t head_dim, std::byte* packed) {
   for (int64_t i = 0; i < head_dim; ++i) to[i] = q[i] * scale;
 }
 
-// rows [count, head_dim] of bf16 -> tile, fp32.
-void widen(const std::byte* rows, int64_t stride, int64_t count, int64_t head_dim, float* tile) {
-  for (int64_t i = 0; i < count; ++i)
-    for (int64_t j = 0; j < head_dim; j += 8) store8(tile + i * head_dim + j, load8_bf16(rows + i * stride + 2 * j));
+// `count` rows of keys (which = 0) or values (1) of a slot, from token `first` on -> tile [count, head_dim], fp32.
+void widen(const AttentionSplit& s, const std::byte* slot, int64_t which, int64_t first, int64_t count, float* tile) {
+  const int64_t d = s.head_dim;
+  const std::byte* rows = slot + which * s.v_offset + first * s.token_stride;
+  if (s.type == KvType::kBf16) {
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t j = 0; j < d; j += 8) store8(tile + i * d + j, load8_bf16(rows + i * s.token_stride + 2 * j));
+    return;
+  }
+  const std::byte* scales = slot + s.scale_offset + which * s.block_size + first;
+  for (int64_t i = 0; i < count; ++i) {
+    const F8 scale = splat8(fp8_scale(static_cast<uint8_t>(scales[i])));
+    for (int64_t j = 0; j < d; j += 8) store8(tile + i * d + j, load8_fp8(rows + i * s.token_stride + j) * scale);
+  }
 }
 
 // The logits of one query with kTileKeys keys.
@@ -86,9 +104,9 @@ void attend(const AttentionSplit& s) {
   float* tile = reinterpret_cast<float*>(s.tile);
 
   for (int64_t e = 0; e < s.entry_count; ++e) {
-    const std::byte* keys = s.slots + s.entries[e].page * s.page_stride;
+    const std::byte* slot = s.slots + s.entries[e].page * s.page_stride;
     for (int64_t t = 0; t < s.block_size; t += kTileKeys) {
-      widen(keys + t * s.token_stride, s.token_stride, kTileKeys, d, tile);
+      widen(s, slot, 0, t, kTileKeys, tile);
       for (int64_t m = 0; m < queries; ++m) {
         score_tile(reinterpret_cast<const float*>(s.packed_q + m * q_stride), tile, d,
                    s.scores + m * n + e * s.block_size + t);
@@ -108,7 +126,7 @@ void attend(const AttentionSplit& s) {
   }
 
   for (int64_t e = 0; e < s.entry_count; ++e) {
-    const std::byte* values = s.slots + s.entries[e].page * s.page_stride + s.v_offset;
+    const std::byte* slot = s.slots + s.entries[e].page * s.page_stride;
     for (int64_t t = 0; t < s.block_size; t += kTileKeys) {
       int64_t widened = 0;
       for (int64_t m = 0; m < queries; ++m) {
@@ -116,7 +134,7 @@ void attend(const AttentionSplit& s) {
             e < s.full_count ? s.block_size : visible(s.entries[e].block, s.block_size, s.positions[m / s.q_per_kv]);
         const int64_t count = seen < t ? 0 : least(seen - t, kTileKeys);
         if (count > widened) {
-          widen(values + (t + widened) * s.token_stride, s.token_stride, count - widened, d, tile + widened * d);
+          widen(s, slot, 1, t + widened, count - widened, tile + widened * d);
           widened = count;
         }
         add_values(s.scores + m * n + e * s.block_size + t, tile, count, d, s.acc + m * s.acc_stride);

@@ -22,6 +22,7 @@ const Kernels* cuda_kernels() {
       .select = select_cuda,
       .swiglu = swiglu_cuda,
       .topk = topk_cuda,
+      .unpack = unpack_cuda,
       .window_lists = window_lists_cuda,
   };
   return &cuda;

@@ -33,8 +33,6 @@ struct ScaledFactors {
   }
 };
 
-// A quad of x: its high bytes (the first 16 values of each block, then the second), then its low ones.
-
 // Adds the product of quad j of a chunk with row r of x, q its bytes there: 16 bits a value.
 template <int j, int kHalves, int kRows>
 INLINE void add_product(const Quad& w, const ScaledFactors<kHalves, kRows>& f, int r, const int8_t* q, __m512* sum) {

@@ -10,8 +10,8 @@ namespace oasis::kernels {
 
 // For every entry and KV head: box of the block's keys, coordinate-wise, shrunk about its middle: mid = (max + min) /
 // 2, half = (max - min) / 2, upper = mid + beta * half, lower = mid - beta * half (fp32, then rounded to the summary's
-// type), into the summary page; and the block-head copied, K rows then V rows contiguous, to home + head *
-// home_head_stride.
+// type), into the summary page; and the block-head written to its home, contiguous as KvShape says: copied or, from a
+// bf16 pool to FP8 homes, quantised row by row.
 struct SealParams {
   PoolView pool;  // one layer
   int64_t block_size = 16;
@@ -19,11 +19,11 @@ struct SealParams {
   int64_t kv_heads = 0;
   float beta = 0.5f;
   int64_t entries = 0;
-  const int32_t* pages = nullptr;          // [entries, kv_heads]
+  const int32_t* pages = nullptr;          // [entries, kv_heads]; negative: nothing is done
   SummaryView summaries;                   // one layer
   const int32_t* summary_pages = nullptr;  // [entries]; negative: no summary wanted
-  std::byte* const* homes = nullptr;       // [entries]: this layer's part of the home record; null: not written
-  int64_t home_head_stride = 0;            // bytes
+  std::byte* const* homes = nullptr;       // [entries, kv_heads]: where the block-head goes; null: not written
+  KvType home_type = KvType::kBf16;        // the pool's, or kFp8E4M3
 };
 
 void seal_cpu(Stream& stream, const SealParams& params);

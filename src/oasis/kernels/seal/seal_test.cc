@@ -11,6 +11,7 @@
 
 #include "oasis/base/numeric.h"
 #include "oasis/kernels/backend_test_util.h"
+#include "oasis/kernels/fp8_row_ref.h"
 #include "oasis/kernels/seal/seal_ref.h"
 
 namespace oasis::kernels {
@@ -24,9 +25,10 @@ struct Case {
   int64_t d = 64;
   float beta = 0.5f;
   int64_t gap = 0;  // bytes between tokens: a pool that another engine laid out
+  KvType pool_type = KvType::kBf16, home_type = KvType::kBf16;
 };
 
-// A pool of random bf16 keys and values, with summaries and homes to be written.
+// A pool of random keys and values, with summaries and homes to be written.
 struct Inputs {
   static inline Backend backend = Backend::kCpu;  // that seals
 
@@ -35,12 +37,12 @@ struct Inputs {
   std::vector<std::byte> pool, summaries;
   std::vector<std::vector<std::byte>> homes;
   std::vector<int32_t> pages, summary_pages;
-  std::vector<std::byte*> home_of;
+  std::vector<bool> written;  // of each entry: into its home
 
   explicit Inputs(const Case& which, float scale = 3)
       : c(which),
-        row(c.d * 2 + c.gap),
-        slot(2 * c.block_size * row),
+        row(c.d * (c.pool_type == KvType::kBf16 ? 2 : 1) + c.gap),
+        slot(2 * c.block_size * (row + 16)),
         summary_bytes(c.type == KvType::kBf16 ? 4 * c.d : 8 + 2 * c.d) {
     std::mt19937 random(5);
     std::normal_distribution<float> normal(0, scale);
@@ -49,22 +51,30 @@ struct Inputs {
       const bf16 x = to_bf16(normal(random));
       std::memcpy(&pool[i], &x, 2);
     }
+    for (int64_t i = 0; c.pool_type == KvType::kFp8E4M3 && i < kPages * kHeads * 2 * c.block_size; ++i) {
+      const int64_t s = i / (2 * c.block_size), token = i % (2 * c.block_size);
+      std::byte* bytes = &pool[static_cast<size_t>(s * slot + token * row)];
+      for (int64_t j = 0; j < c.d; ++j) bytes[j] = static_cast<std::byte>((random() & 0x80) | random() % 0x7f);
+      view().scales(s / kHeads, s % kHeads)[token] = static_cast<uint8_t>(115 + random() % 5);
+    }
     summaries.resize(static_cast<size_t>(kPages * kHeads * summary_bytes), std::byte{0xee});
     // Two entries; the heads of an entry lie on pages of their own.
     pages = {4, 1, 6, 0, 5, 3};
     summary_pages = {2, 5};
     homes.resize(2, std::vector<std::byte>(static_cast<size_t>(kHeads * home_stride()), std::byte{0xee}));
-    home_of = {homes[0].data(), homes[1].data()};
+    written = {true, true};
   }
 
-  int64_t home_stride() const { return 4 * c.block_size * c.d + 64; }
+  int64_t block_head_bytes() const { return 2 * c.block_size * (c.home_type == KvType::kBf16 ? 2 * c.d : c.d + 1); }
+  int64_t home_stride() const { return (block_head_bytes() + 79) / 16 * 16; }
   PoolView view() {
     return {.base = pool.data(),
             .page_stride = kHeads * slot,
             .head_stride = slot,
             .token_stride = row,
             .v_offset = c.block_size * row,
-            .type = KvType::kBf16};
+            .scale_offset = 2 * c.block_size * row,
+            .type = c.pool_type};
   }
   SummaryView summary_view() {
     return {
@@ -81,7 +91,7 @@ struct Inputs {
     for (size_t i = 0; i < homes.size(); ++i) {
       pinned.push_back(std::move(device.allocate_pinned(homes[i].size())).value());
       std::copy(homes[i].begin(), homes[i].end(), pinned[i].data());
-      to.push_back(home_of[i] ? pinned[i].data() : nullptr);
+      for (int64_t h = 0; h < kHeads; ++h) to.push_back(written[i] ? pinned[i].data() + h * home_stride() : nullptr);
     }
     PoolView from = view();
     from.base = on_device.data();
@@ -97,23 +107,37 @@ struct Inputs {
                                        .summaries = rows,
                                        .summary_pages = summary_pages.data(),
                                        .homes = to.data(),
-                                       .home_head_stride = home_stride()});
+                                       .home_type = c.home_type});
     stream.copy(summaries.data(), boxes.data(), summaries.size());
     stream.synchronize();
     for (size_t i = 0; i < homes.size(); ++i) std::copy_n(pinned[i].data(), homes[i].size(), homes[i].data());
   }
-  bf16 element(int64_t page, int64_t head, int64_t token, int64_t i, bool value = false) {
-    bf16 x;
-    std::memcpy(&x, (value ? view().v(page, head, token) : view().k(page, head, token)) + 2 * i, 2);
-    return x;
+  // A row of the pool, as a reader sees it.
+  std::vector<double> row_of(int64_t page, int64_t head, int64_t token, bool value = false) {
+    const std::byte* from = value ? view().v(page, head, token) : view().k(page, head, token);
+    if (c.pool_type == KvType::kBf16) return bf16_row(from);
+    return read_fp8_row_ref(reinterpret_cast<const uint8_t*>(from),
+                            view().scales(page, head)[token + (value ? c.block_size : 0)], c.d);
+  }
+  std::vector<double> bf16_row(const std::byte* from) const {
+    std::vector<double> out;
+    for (int64_t i = 0; i < c.d; ++i) {
+      bf16 x;
+      std::memcpy(&x, from + 2 * i, 2);
+      out.push_back(to_float(x));
+    }
+    return out;
+  }
+  // Row t of a block-head at home: K's rows come first, then V's.
+  std::vector<double> home_row(const std::byte* home, int64_t t) const {
+    if (c.home_type == KvType::kBf16) return bf16_row(home + 2 * t * c.d);
+    const auto* bytes = reinterpret_cast<const uint8_t*>(home);
+    return read_fp8_row_ref(bytes + t * c.d, bytes[2 * c.block_size * c.d + t], c.d);
   }
   RefBox box(int64_t entry, int64_t head) {
     std::vector<std::vector<double>> keys(static_cast<size_t>(c.block_size));
     for (int64_t t = 0; t < c.block_size; ++t) {
-      for (int64_t i = 0; i < c.d; ++i) {
-        keys[static_cast<size_t>(t)].push_back(
-            to_float(element(pages[static_cast<size_t>(entry * kHeads + head)], head, t, i)));
-      }
+      keys[static_cast<size_t>(t)] = row_of(pages[static_cast<size_t>(entry * kHeads + head)], head, t);
     }
     return seal_ref(keys, c.beta);
   }
@@ -181,14 +205,11 @@ TEST_P(Seal, HomeHoldsKThenVAndNothingElseIsWritten) {
     for (int64_t head = 0; head < kHeads; ++head) {
       const std::byte* home = s.homes[static_cast<size_t>(entry)].data() + head * s.home_stride();
       for (int64_t t = 0; t < 2 * s.c.block_size; ++t) {
-        for (int64_t i = 0; i < s.c.d; ++i) {
-          bf16 x;
-          std::memcpy(&x, home + 2 * (t * s.c.d + i), 2);
-          const int64_t page = s.pages[static_cast<size_t>(entry * kHeads + head)];
-          ASSERT_EQ(x.bits, s.element(page, head, t % s.c.block_size, i, t >= s.c.block_size).bits);
-        }
+        const int64_t page = s.pages[static_cast<size_t>(entry * kHeads + head)];
+        const auto row = s.row_of(page, head, t % s.c.block_size, t >= s.c.block_size);
+        ASSERT_EQ(s.home_row(home, t), s.c.home_type == KvType::kBf16 ? row : fp8_row_ref(row));
       }
-      for (int64_t i = 4 * s.c.block_size * s.c.d; i < s.home_stride(); ++i) ASSERT_EQ(home[i], std::byte{0xee});
+      for (int64_t i = s.block_head_bytes(); i < s.home_stride(); ++i) ASSERT_EQ(home[i], std::byte{0xee});
     }
   }
   for (int64_t page : {0, 1, 3, 4, 6}) {
@@ -199,12 +220,21 @@ TEST_P(Seal, HomeHoldsKThenVAndNothingElseIsWritten) {
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, Seal,
-    testing::Combine(testing::Values(Backend::kCpu, Backend::kCuda),
-                     testing::Values(Case{}, Case{.d = 128, .beta = 1}, Case{.d = 80, .beta = 0},
-                                     Case{.block_size = 32, .d = 128}, Case{.block_size = 64, .d = 20}, Case{.d = 256},
-                                     Case{.gap = 48}, Case{.type = KvType::kFp8E4M3},
-                                     Case{.type = KvType::kFp8E4M3, .d = 128, .beta = 1},
-                                     Case{.type = KvType::kFp8E4M3, .block_size = 32, .d = 96, .beta = 0})),
+    testing::Combine(
+        testing::Values(Backend::kCpu, Backend::kCuda),
+        testing::Values(
+            Case{}, Case{.d = 128, .beta = 1}, Case{.d = 80, .beta = 0}, Case{.block_size = 32, .d = 128},
+            Case{.block_size = 64, .d = 20}, Case{.d = 256}, Case{.gap = 48}, Case{.type = KvType::kFp8E4M3},
+            Case{.type = KvType::kFp8E4M3, .d = 128, .beta = 1},
+            Case{.type = KvType::kFp8E4M3, .block_size = 32, .d = 96, .beta = 0}, Case{.home_type = KvType::kFp8E4M3},
+            Case{.block_size = 64, .d = 80, .gap = 32, .home_type = KvType::kFp8E4M3},
+            Case{.type = KvType::kFp8E4M3, .d = 128, .pool_type = KvType::kFp8E4M3, .home_type = KvType::kFp8E4M3},
+            Case{.block_size = 32,
+                 .d = 256,
+                 .beta = 1,
+                 .gap = 16,
+                 .pool_type = KvType::kFp8E4M3,
+                 .home_type = KvType::kFp8E4M3})),
     case_name);
 
 class SealBox : public OnBackend, public testing::WithParamInterface<Backend> {
@@ -252,13 +282,24 @@ TEST_P(SealBox, ANaNKeyShows) {
 TEST_P(SealBox, NoSummaryAndNoHomeWhereNoneIsWanted) {
   Inputs s({});
   s.summary_pages[0] = -1;
-  s.home_of[1] = nullptr;
+  s.written[1] = false;
   const auto before = s.homes[1];
   s.seal();
   EXPECT_EQ(s.homes[1], before);
   EXPECT_EQ(s.summary_view().rows(2, 0)[0], std::byte{0xee});
   EXPECT_NE(s.summary_view().rows(5, 0)[0], std::byte{0xee});
   EXPECT_NE(s.homes[0], before);
+}
+
+TEST_P(SealBox, NothingIsDoneWhereThereIsNoPage) {
+  Inputs s({});
+  const auto home = s.homes[0];
+  s.pages = {-1, 1, -1, 0, -1, 3};
+  s.seal();
+  EXPECT_TRUE(std::equal(home.begin(), home.begin() + s.home_stride(), s.homes[0].begin()));
+  EXPECT_NE(home, s.homes[0]);
+  EXPECT_EQ(s.summary_view().rows(2, 0)[0], std::byte{0xee});
+  EXPECT_NE(s.summary_view().rows(2, 1)[0], std::byte{0xee});
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, SealBox, testing::Values(Backend::kCpu, Backend::kCuda), backend_name);

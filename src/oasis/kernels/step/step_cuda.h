@@ -47,6 +47,7 @@ struct StepTables {
   std::byte** homes = nullptr;         // [sequences, max_blocks]: part of layer 0
   int32_t max_blocks = 0;
   int64_t home_layer_stride = 0;  // bytes
+  int64_t block_head_bytes = 0;   // of a home
   ListEntry* lists = nullptr;     // [layers, sequences, kv_heads, list_stride]
   int32_t* list_count = nullptr;  // [layers, sequences, kv_heads]
   int64_t list_stride = 0;

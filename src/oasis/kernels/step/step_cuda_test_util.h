@@ -55,8 +55,10 @@ constexpr int32_t kSlots = 6, kMaxBlocks = 9, kPages = kSequences * kMaxBlocks +
 constexpr int64_t kBlockHead = int64_t{2} * kBlock * kDim * 2, kPage = kHeads * kBlockHead;
 constexpr int64_t kPool = kLayers * kPages * kPage, kSummary = kHeads * int64_t{4} * kDim, kLayerSummaries = 40;
 
-// A core's tables for four sequences: 0 sparse with two rows, 1 not in the step, 2 sparse with one, 3 dense with two.
+// A core's tables for four sequences, slots as large as bf16 needs: 0 sparse with two rows, 1 not in the step, 2 sparse
+// with one, 3 dense with two.
 struct Tables {
+  KvType type;
   Both<StepItem> items{std::vector<StepItem>(kSequences)};
   Both<int32_t> slot_of_block{std::vector<int32_t>(kLayers * kSequences * kHeads * kMaxBlocks, -1)};
   Both<int32_t> page_of_slot{std::vector<int32_t>(kSequences * kMaxBlocks)};
@@ -73,7 +75,7 @@ struct Tables {
   Both<HeadMap> maps;
   Both<StepFlags> flags{std::vector<StepFlags>(1)};
 
-  Tables() {
+  explicit Tables(KvType kv_type = KvType::kBf16) : type(kv_type) {
     items.host[0] = {.rows = 2, .position = 31, .step = 4, .sparse = 1, .candidates = 2};
     items.host[2] = {.rows = 1, .position = 70, .step = 9, .sparse = 1, .candidates = 4, .score_begin = 1};
     items.host[3] = {.rows = 2, .position = 15, .step = 1, .sparse = 0};
@@ -99,12 +101,17 @@ struct Tables {
     }
     return slot < 0 ? -1 : page_of_slot.host[static_cast<size_t>(s * kMaxBlocks + slot)];
   }
-  static PoolView pool_view(std::byte* base, int32_t layer) {
+  int64_t row_bytes() const { return type == KvType::kBf16 ? 2 * kDim : kDim; }
+  // Of a home: kBlockHead or, in FP8, about half of it.
+  int64_t block_head_bytes() const { return 2 * kBlock * (row_bytes() + (type == KvType::kBf16 ? 0 : 1)); }
+  PoolView pool_view(std::byte* base, int32_t layer) const {
     return {.base = base + layer * kPages * kPage,
             .page_stride = kPage,
             .head_stride = kBlockHead,
-            .token_stride = kDim * 2,
-            .v_offset = kBlock * kDim * 2};
+            .token_stride = row_bytes(),
+            .v_offset = kBlock * row_bytes(),
+            .scale_offset = 2 * kBlock * row_bytes(),
+            .type = type};
   }
   StepTables tables() const {
     StepTables t;
@@ -113,7 +120,7 @@ struct Tables {
     t.items = items.device(), t.maps = maps.device(), t.page_of_slot = page_of_slot.device();
     t.slot_stride = kMaxBlocks, t.slots = kSlots, t.resident = 3, t.attended = 2;
     t.summary_pages = summary_pages.device(), t.homes = homes.device(), t.max_blocks = kMaxBlocks;
-    t.home_layer_stride = kPage + 64;
+    t.home_layer_stride = kPage + 64, t.block_head_bytes = block_head_bytes();
     t.lists = lists.device(), t.list_count = list_count.device(), t.list_stride = kMaxBlocks;
     t.select_items = select_items.device(), t.fetches = fetches.device(), t.fetch_count = fetch_count.device();
     t.fetch_stride = 2, t.select_stats = stats.device();

@@ -165,7 +165,6 @@ __global__ void __launch_bounds__(256) publish_kernel(StepTables t, int layer, C
     }
     __syncthreads();
     if (total > 0) {
-      const int64_t block_head_bytes = 2 * int64_t{t.block_size} * t.head_dim * 2;
       const int32_t* pages = t.page_of_slot + int64_t{s} * t.slot_stride;
       const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
       for (int h = warp; h < t.kv_heads; h += warps) {
@@ -173,7 +172,7 @@ __global__ void __launch_bounds__(256) publish_kernel(StepTables t, int layer, C
         for (int j = lane; j < count; j += 32) {
           const Fetch fetch = t.fetches[(first + h) * t.fetch_stride + j];
           const std::byte* home = t.homes[int64_t{s} * t.max_blocks + fetch.block];
-          copies[before + j] = {home + layer * t.home_layer_stride + h * block_head_bytes,
+          copies[before + j] = {home + layer * t.home_layer_stride + h * t.block_head_bytes,
                                 t.pool.base + layer * t.pool_layer_stride + pages[fetch.slot] * t.pool.page_stride +
                                     h * t.pool.head_stride};
         }

@@ -136,7 +136,7 @@ TEST_F(StepCuda, WhatIsSealedIsHomeAndWhatIsPlannedIsInItsSlotInEveryRound) {
   const auto slots = [&](int32_t block, bool write) {  // the slots of all heads from the pattern, or into `seen`
     for (int32_t layer = 0; layer < kLayers; ++layer) {
       for (int32_t h = 0; h < kHeads; ++h) {
-        std::byte* slot = Tables::pool_view(in.pool.device(), layer).k(in.page(layer, 0, h, block), h, 0);
+        std::byte* slot = in.pool_view(in.pool.device(), layer).k(in.page(layer, 0, h, block), h, 0);
         const int64_t at = layer * kPage + h * kBlockHead;
         OASIS_CUDA_CHECK(cudaMemcpyAsync(write ? slot : seen.data() + at, write ? pattern.data() + at : slot,
                                          kBlockHead, cudaMemcpyDefault, foreground().handle()));

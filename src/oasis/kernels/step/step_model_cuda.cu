@@ -1,5 +1,5 @@
 // The step's model pieces: what stands between the products.
-#include "oasis/kernels/cuda/convert.cuh"
+#include "oasis/kernels/cuda/fp8_row.cuh"
 #include "oasis/kernels/seal/seal_block.cuh"
 #include "oasis/kernels/step/step_cuda.h"
 
@@ -11,6 +11,25 @@ __device__ int32_t page_of(const StepTables& t, const StepItem& item, int layer,
   int32_t slot = block;
   if (item.sparse) slot = t.maps[(int64_t{layer} * t.sequences + s) * t.kv_heads + h].slot_of_block[block];
   return slot < 0 ? -1 : t.page_of_slot[int64_t{s} * t.slot_stride + slot];
+}
+
+// Element threadIdx.x of a token's K or V into `slot`. `scratch` [32], of shared memory.
+__device__ void write_element(const StepTables& t, std::byte* slot, int token, bool is_v, float x, uint32_t* scratch) {
+  const uint16_t bits = float_to_bf16_bits(x);
+  const int i = threadIdx.x;
+  std::byte* row = slot + token * t.pool.token_stride + is_v * t.pool.v_offset;
+  if (t.pool.type == KvType::kBf16) {
+    reinterpret_cast<uint16_t*>(row)[i] = bits;
+    return;
+  }
+  uint32_t largest = __reduce_max_sync(0xffffffffu, bf16_magnitude(bits));
+  __syncthreads();
+  if (i % 32 == 0) scratch[i / 32] = largest;
+  __syncthreads();
+  for (unsigned w = 0; w < blockDim.x / 32; ++w) largest = max(largest, scratch[w]);
+  const uint32_t scale = fp8_row_scale(largest);
+  row[i] = static_cast<std::byte>(fp8_row_byte(bits, scale));
+  if (i == 0) slot[t.pool.scale_offset + is_v * t.block_size + token] = static_cast<std::byte>(scale);
 }
 
 // Grid [rows, heads + 2 kv_heads], head_dim threads: one head of one row.
@@ -49,17 +68,13 @@ __global__ void qkv_kernel(StepTables t, int layer, QkvParams p) {
   const int h = is_v ? column - heads - t.kv_heads : column - heads;
   const int32_t position = item.position + j, page = page_of(t, item, layer, s, h, position / t.block_size);
   if (page < 0) return;
-  std::byte* slot = t.pool.base + layer * t.pool_layer_stride + page * t.pool.page_stride + h * t.pool.head_stride +
-                    position % t.block_size * t.pool.token_stride;
-  if (is_v) {
-    reinterpret_cast<uint16_t*>(slot + t.pool.v_offset)[i] = float_to_bf16_bits(x);
-  } else {
-    reinterpret_cast<uint16_t*>(slot)[i] = float_to_bf16_bits(turned(p.rope + int64_t{row} * d));
-  }
+  std::byte* slot = t.pool.base + layer * t.pool_layer_stride + page * t.pool.page_stride + h * t.pool.head_stride;
+  write_element(t, slot, position % t.block_size, is_v, is_v ? x : turned(p.rope + int64_t{row} * d),
+                reinterpret_cast<uint32_t*>(scratch));
 }
 
-// Where the keys of the block that x_t seals lie; null: this item seals none.
-__device__ const std::byte* sealed_keys(const StepTables& t, const StepItem& item, int layer, int s, int h) {
+// The slot of the block that x_t seals; null: this item seals none.
+__device__ const std::byte* sealed_slot(const StepTables& t, const StepItem& item, int layer, int s, int h) {
   if (item.rows == 0 || item.seal_block < 0) return nullptr;
   const int32_t page = page_of(t, item, layer, s, h, item.seal_block);
   if (page < 0) return nullptr;
@@ -76,21 +91,20 @@ __global__ void seal_kernel(StepTables t, int layer, float beta) {
   __shared__ float scratch[32];
   const int s = blockIdx.x, h = blockIdx.y;
   const StepItem& item = t.items[s];
-  const std::byte* k = sealed_keys(t, item, layer, s, h);
-  if (!k) return;
-  write_summary<1>(k, t.pool.token_stride, t.block_size, t.head_dim, beta, t.summaries.type,
-                   summary_rows(t, item, layer, h), scratch);
+  const std::byte* slot = sealed_slot(t, item, layer, s, h);
+  if (!slot) return;
+  write_summary<1>(t.pool, slot, t.block_size, t.head_dim, beta, t.summaries.type, summary_rows(t, item, layer, h),
+                   scratch);
 }
 
 // Grid [items, kv_heads]: the sealed block's K, V and summary into its home record.
 __global__ void seal_home_kernel(StepTables t, int layer) {
   const int s = blockIdx.x, h = blockIdx.y;
   const StepItem& item = t.items[s];
-  const std::byte* k = sealed_keys(t, item, layer, s, h);
-  if (!k || !item.seal_home) return;  // without a home: writing it has failed, the sequence ends after this step
-  const int64_t block_head_bytes = 4 * int64_t{t.block_size} * t.head_dim;
-  write_block_head(k, t.pool.token_stride, t.pool.v_offset, t.block_size, t.head_dim,
-                   item.seal_home + layer * t.home_layer_stride + h * block_head_bytes);
+  const std::byte* slot = sealed_slot(t, item, layer, s, h);
+  if (!slot || !item.seal_home) return;  // without a home: writing it has failed, the sequence ends after this step
+  write_block_head(t.pool, slot, t.block_size, t.head_dim,
+                   item.seal_home + layer * t.home_layer_stride + h * t.block_head_bytes);
   const auto* rows = reinterpret_cast<const uint32_t*>(summary_rows(t, item, layer, h));
   auto* meta =
       reinterpret_cast<uint32_t*>(item.seal_meta + layer * t.summaries.page_stride + h * t.summaries.head_stride);

@@ -1,5 +1,7 @@
 // The model's pieces of a captured step against the ops that they stand for.
 #include <cmath>
+#include <initializer_list>
+#include <tuple>
 
 #include "oasis/base/numeric.h"
 #include "oasis/kernels/matmul/matmul_cuda.h"
@@ -25,6 +27,19 @@ void expect_near_bytes(const std::vector<std::byte>& got, const std::vector<std:
     const float a = bf16_at(&got[i], 0), b = bf16_at(&want[i], 0);
     ASSERT_NEAR(a, b, std::abs(b) / 128 + 1e-6) << "element " << i / 2;  // a unit in the last place
   }
+}
+
+// In FP8 a key whose rounding the order of sums decides is the neighbouring number; all else is equal.
+void expect_near_fp8(const std::vector<std::byte>& got, const std::vector<std::byte>& want) {
+  ASSERT_EQ(got.size(), want.size());
+  int64_t different = 0, written = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    written += want[i] != std::byte{0xee};
+    different += got[i] != want[i];
+    ASSERT_NEAR(static_cast<int>(got[i]), static_cast<int>(want[i]), 1) << "byte " << i;
+  }
+  EXPECT_GT(written, 0);
+  EXPECT_LE(different * 100, written);
 }
 
 // What step_qkv stands for, by the CPU's ops: q/k norm, RoPE at two positions, append.
@@ -82,7 +97,7 @@ Separate separate_ops(const Tables& in, int32_t layer, const std::vector<float>&
       }
     }
   }
-  ops.append(cpu(), {.pool = Tables::pool_view(out.pool.data(), layer),
+  ops.append(cpu(), {.pool = in.pool_view(out.pool.data(), layer),
                      .block_size = kBlock,
                      .head_dim = kDim,
                      .kv_heads = kHeads,
@@ -98,45 +113,49 @@ Separate separate_ops(const Tables& in, int32_t layer, const std::vector<float>&
 
 TEST_F(StepCuda, QkvEqualsNormRopeAndAppendOnTheirOwn) {
   constexpr int64_t kAll = kSequences * kRows, kQ = kHeads * kGroup * kDim, kWidth = kQ + 2 * kHeads * kDim;
-  for (const bool interleaved : {false, true}) {
-    for (const bool normed : {false, true}) {
-      SCOPED_TRACE(testing::Message() << "interleaved " << interleaved << " normed " << normed);
-      Tables in;
-      const int32_t layer = 1;
-      const Both<float> qkv(normal_floats(kAll * kWidth, 1)), weights(normal_floats(2 * kDim, 2));
-      const std::vector<float> q_norm(weights.host.begin(), weights.host.begin() + kDim);
-      const std::vector<float> k_norm(weights.host.begin() + kDim, weights.host.end());
-      // Any cosines and sines will do.
-      const Both<float> rope(normal_floats(kAll * kDim, 3)), rope_next(normal_floats(kSequences * kDim, 4));
-      const Both<float> q(std::vector<float>(kAll * kQ, 77)), q_scoring(std::vector<float>(4 * kQ, 77));
-      step_qkv(foreground(), in.tables(), layer,
-               {.qkv = qkv.device(),
-                .q_norm = normed ? weights.device() : nullptr,
-                .k_norm = normed ? weights.device() + kDim : nullptr,
-                .eps = 1e-5f,
-                .interleaved = interleaved,
-                .rope = rope.device(),
-                .rope_next = rope_next.device(),
-                .q = q.device(),
-                .q_scoring = q_scoring.device()});
-      const Separate want =
-          separate_ops(in, layer, qkv.host, normed ? q_norm : std::vector<float>(),
-                       normed ? k_norm : std::vector<float>(), interleaved, rope.host, rope_next.host);
-      expect_near_bytes(in.pool.download(), want.pool);
-      const std::vector<float> got = q.download(), scoring = q_scoring.download();
-      for (int64_t r = 0; r < kAll; ++r) {
-        const bool runs = r % kRows < in.items.host[static_cast<size_t>(r / kRows)].rows;
-        for (int64_t i = 0; i < kQ; ++i) {
-          const float x = runs ? want.q[static_cast<size_t>(r * kQ + i)] : 77;
-          ASSERT_NEAR(got[static_cast<size_t>(r * kQ + i)], x, 2e-5) << "row " << r << " element " << i;
-        }
-      }
-      // Scored: the draft row of sequence 0, the rotated x_t of sequence 2; nothing of the others.
+  for (const auto& [interleaved, normed, type] :
+       std::initializer_list<std::tuple<bool, bool, KvType>>{{false, false, KvType::kBf16},
+                                                             {false, true, KvType::kBf16},
+                                                             {true, false, KvType::kBf16},
+                                                             {true, true, KvType::kBf16},
+                                                             {false, true, KvType::kFp8E4M3}}) {
+    SCOPED_TRACE(testing::Message() << "interleaved " << interleaved << " normed " << normed << " type "
+                                    << static_cast<int>(type));
+    Tables in(type);
+    const int32_t layer = 1;
+    const Both<float> qkv(normal_floats(kAll * kWidth, 1)), weights(normal_floats(2 * kDim, 2));
+    const std::vector<float> q_norm(weights.host.begin(), weights.host.begin() + kDim);
+    const std::vector<float> k_norm(weights.host.begin() + kDim, weights.host.end());
+    // Any cosines and sines will do.
+    const Both<float> rope(normal_floats(kAll * kDim, 3)), rope_next(normal_floats(kSequences * kDim, 4));
+    const Both<float> q(std::vector<float>(kAll * kQ, 77)), q_scoring(std::vector<float>(4 * kQ, 77));
+    step_qkv(foreground(), in.tables(), layer,
+             {.qkv = qkv.device(),
+              .q_norm = normed ? weights.device() : nullptr,
+              .k_norm = normed ? weights.device() + kDim : nullptr,
+              .eps = 1e-5f,
+              .interleaved = interleaved,
+              .rope = rope.device(),
+              .rope_next = rope_next.device(),
+              .q = q.device(),
+              .q_scoring = q_scoring.device()});
+    const Separate want = separate_ops(in, layer, qkv.host, normed ? q_norm : std::vector<float>(),
+                                       normed ? k_norm : std::vector<float>(), interleaved, rope.host, rope_next.host);
+    type == KvType::kBf16 ? expect_near_bytes(in.pool.download(), want.pool)
+                          : expect_near_fp8(in.pool.download(), want.pool);
+    const std::vector<float> got = q.download(), scoring = q_scoring.download();
+    for (int64_t r = 0; r < kAll; ++r) {
+      const bool runs = r % kRows < in.items.host[static_cast<size_t>(r / kRows)].rows;
       for (int64_t i = 0; i < kQ; ++i) {
-        ASSERT_NEAR(scoring[static_cast<size_t>(i)], want.q[static_cast<size_t>(kQ + i)], 2e-5);
-        ASSERT_NEAR(scoring[static_cast<size_t>(kQ + i)], want.q_next[static_cast<size_t>(2 * kRows * kQ + i)], 2e-5);
-        ASSERT_EQ(scoring[static_cast<size_t>(2 * kQ + i)], 77);
+        const float x = runs ? want.q[static_cast<size_t>(r * kQ + i)] : 77;
+        ASSERT_NEAR(got[static_cast<size_t>(r * kQ + i)], x, 2e-5) << "row " << r << " element " << i;
       }
+    }
+    // Scored: the draft row of sequence 0, the rotated x_t of sequence 2; nothing of the others.
+    for (int64_t i = 0; i < kQ; ++i) {
+      ASSERT_NEAR(scoring[static_cast<size_t>(i)], want.q[static_cast<size_t>(kQ + i)], 2e-5);
+      ASSERT_NEAR(scoring[static_cast<size_t>(kQ + i)], want.q_next[static_cast<size_t>(2 * kRows * kQ + i)], 2e-5);
+      ASSERT_EQ(scoring[static_cast<size_t>(2 * kQ + i)], 77);
     }
   }
 }
@@ -155,14 +174,18 @@ TEST_F(StepCuda, QkvWritesNothingForABlockWithoutASlot) {
 }
 
 TEST_F(StepCuda, SealEqualsTheOpAndWritesTheHomeRecord) {
-  for (const float beta : {.5f, 1.0f}) {
-    Tables in;
+  for (const auto& [beta, type] : std::initializer_list<std::pair<float, KvType>>{
+           {.5f, KvType::kBf16}, {1.0f, KvType::kBf16}, {.5f, KvType::kFp8E4M3}}) {
+    Tables in(type);
     const PinnedHomes homes(3);
     std::mt19937 random(6);
     std::normal_distribution<float> normal(0, 3);
     for (size_t i = 0; i < in.pool.host.size(); i += 2) {
       const bf16 x = oasis::to_bf16(normal(random));
       std::memcpy(&in.pool.host[i], &x, 2);
+    }
+    for (size_t i = 0; type == KvType::kFp8E4M3 && i < in.pool.host.size(); ++i) {  // also good for scales
+      in.pool.host[i] = static_cast<std::byte>(100 + random() % 20);
     }
     in.pool.upload();
     const auto seals = [&](size_t s, int32_t block, int32_t summary, int64_t home) {
@@ -185,11 +208,12 @@ TEST_F(StepCuda, SealEqualsTheOpAndWritesTheHomeRecord) {
     for (const auto& [s, home] : sealed) {
       const StepItem& item = in.items.host[s];
       std::vector<std::byte> part(kPage, std::byte{0xee});
-      std::byte* to = part.data();
+      std::byte* to[kHeads];
+      for (int32_t h = 0; h < kHeads; ++h) to[h] = part.data() + h * in.block_head_bytes();
       int32_t pages[kHeads];
       for (int32_t h = 0; h < kHeads; ++h) pages[h] = in.page(layer, static_cast<int32_t>(s), h, item.seal_block);
       kernels_for(Backend::kCpu)
-          .seal(cpu(), {.pool = Tables::pool_view(in.pool.host.data(), layer),
+          .seal(cpu(), {.pool = in.pool_view(in.pool.host.data(), layer),
                         .block_size = kBlock,
                         .head_dim = kDim,
                         .kv_heads = kHeads,
@@ -200,8 +224,8 @@ TEST_F(StepCuda, SealEqualsTheOpAndWritesTheHomeRecord) {
                                       .page_stride = kSummary,
                                       .head_stride = kSummary / kHeads},
                         .summary_pages = &item.seal_summary,
-                        .homes = &to,
-                        .home_head_stride = kBlockHead});
+                        .homes = to,
+                        .home_type = type});
       if (home < 0) continue;
       for (int32_t l = 0; l < kLayers; ++l) {
         const std::byte* at = homes.part(home) + l * PinnedHomes::kPartStride;

@@ -34,8 +34,8 @@ DeviceCore::~DeviceCore() {
 Result<std::unique_ptr<DeviceCore>> DeviceCore::create(Device& device, KvCore& core, int transfer_ctas) {
   const CoreConfig& c = core.config_;
   if (c.fetch == FetchMode::kExact || core.homes_.tier().layer_stride() == 0 || c.hooks.predict || c.hooks.delay ||
-      c.hooks.poison || c.shape.type != kv::KvType::kBf16 || c.max_draft_rows + 1 > kMaxRows ||
-      c.shape.layers > kernels::StepFlags::kMaxLayers || c.shape.kv_heads > 256) {
+      c.hooks.poison || c.max_draft_rows + 1 > kMaxRows || c.shape.layers > kernels::StepFlags::kMaxLayers ||
+      c.shape.kv_heads > 256) {
     return unsupported("steps that need the host inside (exact fetching, a file tier, test hooks) are not captured");
   }
   std::unique_ptr<DeviceCore> d(new DeviceCore(device, core, transfer_ctas));
@@ -109,6 +109,7 @@ Status DeviceCore::allocate() {
   t.list_count = reinterpret_cast<int32_t*>(map_memory_ + sections[4].offset);
   spread_ = reinterpret_cast<float*>(map_memory_ + sections[5].offset);
   t.home_layer_stride = core_.homes_.tier().layer_stride();
+  t.block_head_bytes = c.shape.block_head_bytes();
   t.pool = core_.pages_.view(0);
   t.summaries = core_.summaries_.view(0);
   if (c.shape.layers > 1) {
