@@ -124,7 +124,9 @@ constexpr int kMergeWarps = 4;
 
 // A warp a query: grid [groups * kv_heads * max_queries / kMergeWarps].
 __global__ void __launch_bounds__(32 * kMergeWarps) merge_splits(const Args a, int64_t all_queries) {
-  cudaGridDependencySynchronize();  // launched before the splits are done
+#if __CUDA_ARCH__ >= 900  // launched before the splits are done; the instruction is not there before sm_90
+  cudaGridDependencySynchronize();
+#endif
   const AttentionParams& p = a.p;
   const int lane = threadIdx.x % 32, q_per_kv = static_cast<int>(p.q_per_kv), d = static_cast<int>(p.head_dim);
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kMergeWarps + threadIdx.x / 32;
