@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(256) best_of_pieces(const float* x, int64_t co
   const int64_t piece = (cols + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * piece;
   const int64_t end = begin + piece < cols ? begin + piece : cols;
   const float* row = x + int64_t{blockIdx.y} * cols;
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
+  start_next();
+  await_previous();
   Best own{0, -1};
 #pragma unroll 4
   for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(256) best_of_pieces(const float* x, int64_t co
 
 // Grid [rows]: the best of a row's pieces.
 __global__ void __launch_bounds__(64) best_of_rows(const Best* pieces, int count, int32_t* best) {
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
+  start_next();
+  await_previous();
   Best own{0, -1};
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
     const Best other = pieces[int64_t{blockIdx.x} * count + i];

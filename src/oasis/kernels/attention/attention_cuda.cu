@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <climits>
 #include <cmath>
-#include <utility>
 
 #include "oasis/device/cuda/staging.h"
 #include "oasis/kernels/attention/attention_tile.cuh"
 #include "oasis/kernels/cuda/convert.cuh"
+#include "oasis/kernels/cuda/launch.cuh"
 
 namespace oasis::kernels {
 namespace {
@@ -124,9 +124,7 @@ constexpr int kMergeWarps = 4;
 
 // A warp a query: grid [groups * kv_heads * max_queries / kMergeWarps].
 __global__ void __launch_bounds__(32 * kMergeWarps) merge_splits(const Args a, int64_t all_queries) {
-#if __CUDA_ARCH__ >= 900  // launched before the splits are done; the instruction is not there before sm_90
-  cudaGridDependencySynchronize();
-#endif
+  await_previous();  // launched before the splits are done
   const AttentionParams& p = a.p;
   const int lane = threadIdx.x % 32, q_per_kv = static_cast<int>(p.q_per_kv), d = static_cast<int>(p.head_dim);
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kMergeWarps + threadIdx.x / 32;
@@ -268,16 +266,7 @@ void attention_cuda(Stream& stream, const AttentionParams& params) {
     OASIS_CUDA_CHECK(cudaGetLastError());
   }
   const int64_t ctas = (all_queries + kMergeWarps - 1) / kMergeWarps;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(ctas));
-  config.blockDim = dim3(32 * kMergeWarps);
-  config.stream = s.handle();
-  config.attrs = &early;
-  config.numAttrs = 1;
-  OASIS_CUDA_CHECK(cudaLaunchKernelEx(&config, merge_splits, std::as_const(a), std::as_const(all_queries)));
+  launch_early(merge_splits, dim3(static_cast<unsigned>(ctas)), 32 * kMergeWarps, 0, s.handle(), a, all_queries);
 }
 
 }  // namespace oasis::kernels

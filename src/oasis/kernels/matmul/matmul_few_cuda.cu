@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm) few_rows(const Args a) {
   __shared__ float partial[kWarps][kMatrices][kFewRows][kTile];
   const FewRowsParams& p = a.p;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  cudaTriggerProgrammaticLaunchCompletion();
+  start_next();
 
   // This lane's row of W in a tile is g.
   const auto* w = static_cast<const uint16_t*>(p.w) + int64_t{g} * p.k + t * 8;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm) few_rows(const Args a) {
   };
   int64_t tile = blockIdx.x;
   if (warp < a.chunks) load(tile, warp);
-  cudaGridDependencySynchronize();
+  await_previous();
   if constexpr (kIn == In::kNormed) norm_rows(p, normed);
 
   const int64_t x_at = int64_t{g} * p.x_stride + t * 8;

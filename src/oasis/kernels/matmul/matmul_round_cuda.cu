@@ -10,8 +10,8 @@ namespace {
 template <bool wide>
 __global__ void to_bf16_kernel(const float* x, int64_t x_stride, int64_t rows, int64_t cols, uint16_t* out) {
   const int64_t quads = cols / 4, i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
+  start_next();
+  await_previous();
   if (i >= rows * quads) return;
   const int64_t r = i / quads, c = i % quads * 4;
   const float* from = x + r * x_stride + c;

@@ -130,8 +130,8 @@ __global__ void force_misses_kernel(StepTables t, int layer, int misses, int32_t
 }
 
 __global__ void wait_kernel(int layer, StepFlags* flags) {
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
+  start_next();
+  await_previous();
   if (threadIdx.x != 0 || flags->timed_out != 0) return;  // one time-out is enough
   const int64_t waited = poll(&flags->done[layer], flags->step - 1);
   if (waited < 0) {

@@ -40,8 +40,8 @@ __global__ void qkv_kernel(StepTables t, int layer, QkvParams p) {
   extern __shared__ float values[];  // [head_dim]
   const int row = blockIdx.x, s = row / t.rows, j = row % t.rows, i = threadIdx.x;
   const StepItem& item = t.items[s];
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
+  start_next();
+  await_previous();
   if (j >= item.rows) return;
   const int d = t.head_dim, half = d / 2, heads = t.kv_heads * t.q_per_kv, column = blockIdx.y;
   const bool is_q = column < heads, is_v = column >= heads + t.kv_heads;
@@ -116,8 +116,8 @@ __global__ void norm_kernel(const float* x, const float* weight, float eps, int6
   const auto* from = reinterpret_cast<const float4*>(x + row * cols);
   const auto* w = reinterpret_cast<const float4*>(weight);
   auto* to = reinterpret_cast<ushort4*>(out + i * cols);
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
+  start_next();
+  await_previous();
   float squares = 0;
   for (int64_t c = threadIdx.x; c < cols / 4; c += blockDim.x) {
     const float4 v = from[c];
@@ -135,8 +135,8 @@ __device__ float swiglu(float gate, float up) { return gate / (1.0f + expf(-gate
 
 __global__ void swiglu_kernel(const float* gate_up, int64_t rows, int64_t inner, uint16_t* out) {
   const int64_t quads = inner / 4, i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
+  start_next();
+  await_previous();
   if (i >= rows * quads) return;
   const int64_t r = i / quads, c = i % quads;
   const auto* from = reinterpret_cast<const float4*>(gate_up + r * 2 * inner);
