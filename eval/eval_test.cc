@@ -105,6 +105,15 @@ TEST_F(EvalTest, RecallSaysThatItNeedsATokenizer) {
   EXPECT_THAT(outcome.status().message(), testing::HasSubstr("tokenizer"));
 }
 
+TEST_F(EvalTest, RecallRefusesAContextTooShortForItsQuestions) {
+  Context c = context();
+  c.tokenizer = &tiny_tokenizer();
+  c.context = 600;
+  const auto outcome = recall(c);
+  ASSERT_FALSE(outcome.ok());
+  EXPECT_THAT(outcome.status().message(), testing::HasSubstr("--context 600"));
+}
+
 TEST_F(EvalTest, ReadingAllBlocksExactlyIsTheDenseRun) {
   const auto outcome = k_sweep(context());
   ASSERT_TRUE(outcome.ok()) << outcome.status().message();

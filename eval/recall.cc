@@ -132,6 +132,11 @@ Result<Outcome> recall(const Context& context) {
   const std::vector<int64_t> lengths = {context.context / 4, context.context / 2, context.context};
   const int repeats = context.full ? 4 : 1;
   constexpr int64_t kRoom = 96;  // for question and answer
+  constexpr int64_t kLeast = 4 * (kRoom + 64);
+  if (context.context < kLeast) {
+    return invalid_argument("--context {}: recall asks about a quarter of it too, and needs {}", context.context,
+                            kLeast);
+  }
   std::vector<Unit> units;
   OASIS_ASSIGN_OR_RETURN(const auto filler, cut(context.texts[0], context.context, 0, 1));
   for (const Variant& v : variants) {

@@ -1,6 +1,7 @@
 #include "oasis/serve/connection.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/experimental/awaitable_operators.hpp>
@@ -158,7 +159,7 @@ net::awaitable<bool> Connection::read_header(Exchange& x) {
     co_return ec;
   };
   const ErrorCode ec = co_await within(service_.config.read_seconds, read());
-  x.log.id = fmt::format("{:x}-{}", service_.model.created, service_.next_request);
+  x.log.id = fmt::format("{:x}-{:x}-{}", service_.model.created, getpid(), service_.next_request);
   if (!ec) {
     ++service_.next_request;
     co_return true;
