@@ -74,7 +74,6 @@ class CudaGraphStep : public GraphStep {
   void project_qkv(const model::LayerWeights& w, int64_t rows);
   void output_and_mlp(const model::LayerWeights& w, int64_t rows);
   void logits(const GraphKey& key);
-  bool few(int64_t rows) const;
   void fold_taps(int l, int64_t rows);
 
   Device& device_;
@@ -229,28 +228,8 @@ void CudaGraphStep::layer(const GraphKey& key, int l, int64_t rows) {
   core_->mark(stream_, key.kind, "output, MLP", l);
 }
 
-// Whether all products of so many rows are those of few rows, which take in what stands between products.
-bool CudaGraphStep::few(int64_t rows) const {
-  const auto& m = model_;
-  return m.hidden <= kernels::kMostNormed && kernels::takes_few_rows(rows, m.hidden, qkv_width_) &&
-         kernels::takes_few_rows(rows, width_, m.hidden) && kernels::takes_few_rows(rows, m.hidden, m.intermediate) &&
-         kernels::takes_few_rows(rows, m.intermediate, m.hidden) && kernels::takes_few_rows(rows, m.hidden, m.vocab);
-}
-
 void CudaGraphStep::project_qkv(const model::LayerWeights& w, int64_t rows) {
   const auto& m = model_;
-  if (few(rows)) {
-    return kernels::gemm_few_rows(stream_, {.rows = static_cast<int32_t>(rows),
-                                            .k = m.hidden,
-                                            .n = qkv_width_,
-                                            .w = w.q.data,
-                                            .x = x_,
-                                            .x_stride = m.hidden,
-                                            .norm = w.attn_norm.data(),
-                                            .eps = m.rms_eps,
-                                            .y = qkv_,
-                                            .y_stride = qkv_width_});
-  }
   kernels::norm_to_bf16(stream_, x_, w.attn_norm.data(), m.rms_eps, m.hidden, rows, 1, 1, narrow_);
   kernels::gemm_bf16(stream_, narrow_, rows, m.hidden, w.q.data, qkv_width_, qkv_, qkv_width_, false);
 }
@@ -258,36 +237,6 @@ void CudaGraphStep::project_qkv(const model::LayerWeights& w, int64_t rows) {
 void CudaGraphStep::output_and_mlp(const model::LayerWeights& w, int64_t rows) {
   const auto& m = model_;
   const int64_t width = width_;
-  if (few(rows)) {
-    const auto count = static_cast<int32_t>(rows);
-    kernels::gemm_few_rows(stream_, {.rows = count,
-                                     .k = width,
-                                     .n = m.hidden,
-                                     .w = w.o.data,
-                                     .x = attention_,
-                                     .x_stride = width,
-                                     .y = x_,
-                                     .y_stride = m.hidden,
-                                     .accumulate = true});
-    kernels::gemm_few_rows(stream_, {.rows = count,
-                                     .k = m.hidden,
-                                     .n = 2 * int64_t{m.intermediate},
-                                     .w = w.gate.data,
-                                     .x = x_,
-                                     .x_stride = m.hidden,
-                                     .norm = w.ffn_norm.data(),
-                                     .eps = m.rms_eps,
-                                     .gated = narrow_});
-    return kernels::gemm_few_rows(stream_, {.rows = count,
-                                            .k = m.intermediate,
-                                            .n = m.hidden,
-                                            .w = w.down.data,
-                                            .x_bf16 = narrow_,
-                                            .x_stride = m.intermediate,
-                                            .y = x_,
-                                            .y_stride = m.hidden,
-                                            .accumulate = true});
-  }
   kernels::round_rows(stream_, attention_, width, rows, width, narrow_);
   kernels::gemm_bf16(stream_, narrow_, rows, width, w.o.data, m.hidden, x_, m.hidden, true);
   kernels::norm_to_bf16(stream_, x_, w.ffn_norm.data(), m.rms_eps, m.hidden, rows, 1, 1, narrow_);
@@ -300,20 +249,6 @@ void CudaGraphStep::output_and_mlp(const model::LayerWeights& w, int64_t rows) {
 void CudaGraphStep::logits(const GraphKey& key) {
   const auto& m = model_;
   const int64_t count = int64_t{key.kind.batch} * key.verified;
-  if (few(count)) {
-    return kernels::gemm_few_rows(stream_, {.rows = static_cast<int32_t>(count),
-                                            .k = m.hidden,
-                                            .n = m.vocab,
-                                            .w = weights_.lm_head.data,
-                                            .x = x_,
-                                            .x_stride = m.hidden,
-                                            .norm = weights_.output_norm.data(),
-                                            .eps = m.rms_eps,
-                                            .per_item = key.verified,
-                                            .item_rows = key.kind.rows,
-                                            .y = logits_,
-                                            .y_stride = m.vocab});
-  }
   kernels::norm_to_bf16(stream_, x_, weights_.output_norm.data(), m.rms_eps, m.hidden, count, key.verified,
                         key.kind.rows, narrow_);
   kernels::gemm_bf16(stream_, narrow_, count, m.hidden, weights_.lm_head.data, m.vocab, logits_, m.vocab, false);

@@ -176,27 +176,6 @@ void gemm_bf16(cuda::CudaStream& s, const uint16_t* x, int64_t rows, int64_t k, 
   multiply(s, plan_for(s, shape, x, w, workspace), accumulate, x, w, y, workspace);
 }
 
-// Whether the products were those of few rows.
-static bool take_few_rows(cuda::CudaStream& s, cuda::Staging& staging, const float* x, const MatmulParams& p) {
-  if (reinterpret_cast<uintptr_t>(x) % 16 != 0 || p.x_stride % 4 != 0) return false;
-  for (const MatmulPart& part : p.parts) {
-    if (part.w.type != DType::kBF16 || !takes_few_rows(p.rows, p.cols, part.w.rows)) return false;
-  }
-  for (const MatmulPart& part : p.parts) {
-    gemm_few_rows(s, {.rows = static_cast<int32_t>(p.rows),
-                      .k = p.cols,
-                      .n = part.w.rows,
-                      .w = staging.in(static_cast<const std::byte*>(part.w.data),
-                                      static_cast<size_t>(part.w.rows * part.w.row_bytes())),
-                      .x = x,
-                      .x_stride = p.x_stride,
-                      .y = staging.inout(part.y, static_cast<size_t>((p.rows - 1) * part.y_stride + part.w.rows)),
-                      .y_stride = part.y_stride,
-                      .accumulate = p.accumulate});
-  }
-  return true;
-}
-
 void matmul_cuda(Stream& stream, const MatmulParams& p) {
   if (p.rows == 0 || p.parts.empty()) return;
   auto& s = cuda::as_cuda(stream);
@@ -206,7 +185,6 @@ void matmul_cuda(Stream& stream, const MatmulParams& p) {
               info(type).name);
   OASIS_CHECK(p.cols % 8 == 0, "a product over {} columns: the GPU takes multiples of 8", p.cols);
   const float* x = staging.in(p.x, static_cast<size_t>((p.rows - 1) * p.x_stride + p.cols));
-  if (type == DType::kBF16 && take_few_rows(s, staging, x, p)) return;
   std::byte* workspace = s.workspace(kBlasWorkspace + static_cast<size_t>(p.rows * p.cols) * 2);
   const void* input = x;
   int64_t input_stride = p.x_stride;
