@@ -97,7 +97,7 @@ class WithoutModel(CliTest):
             "--seed": ["-1", "nan", "18446744073709551616"],
             "--fast-memory": ["0", "-1", "nan", "inf", "1e30", "text", "5XiB"],
             "--capacity-memory": ["0", "-1", "text"],
-            "--device-memory": ["0", "-1", "5XiB", "1GiB"],  # the last: there is no GPU's memory to bound
+            "--device-memory": ["0", "-1", "5XiB"],
             "--capacity-file": [":1GiB", "kv:0", "kv:20GiBB", "kv:1e30"],
             "--device": ["gpu", "cuda:", "cuda:x", "cuda:-1"],
             "--attention": ["full"],
@@ -254,6 +254,7 @@ class WithModel(CliTest):
         self.refuses(2, ["--draft", "768", "576"], "-p", "hi", "--draft", f"eagle3:{other}")
 
     def test_memory_that_does_not_suffice_is_told_with_what_is_needed(self):
+        self.refuses(2, ["--device-memory", "--device cuda"], "-p", "hi", "--device-memory", "1GiB")
         self.refuses(1, ["--fast-memory 1 B", "short by", "MiB"], "-p", "hi", "--fast-memory", "1")
         self.refuses(1, ["--capacity-memory", "1 B", "KiB"], "-p", "hi", "--capacity-memory", "1")
         self.refuses(1, ["--capacity-memory", "90.0 TiB", "GiB"], "-p", "hi", "--capacity-memory", "90TiB")
@@ -312,8 +313,9 @@ class WithModel(CliTest):
         self.refuses(2, ["/dev/null"], "-p", "hi", "--capacity-file", "/dev/null")
 
     def test_a_capacity_file_with_a_colon_in_its_name_works(self):
-        plain = self.generate("-p", "Once upon a time")
-        filed = self.generate("-p", "Once upon a time", "--capacity-file", self.dir / "kv:a")
+        prompt = "Once upon a time " * 8  # a whole block at least: without one there is nothing to keep
+        plain = self.generate("-p", prompt)
+        filed = self.generate("-p", prompt, "--capacity-file", self.dir / "kv:a")
         self.assertEqual(filed["token_ids"], plain["token_ids"])
         self.assertEqual(sorted(f.name for f in self.dir.iterdir()), ["kv:a", "kv:a.index"])
 

@@ -312,7 +312,7 @@ class Api(ServeTest):
         """What the model says of a prompt's token is what it says when it is made to say it."""
         ids = self.server.post("/tokenize", {"prompt": "The cat sat on the mat and looked at the moon, which was full. " * 4})
         ids = ids[1]["tokens"]
-        said = self.server.complete(prompt=ids[:1], max_tokens=len(ids) - 1, logprobs=3, ignore_eos=True,
+        said = self.server.complete(prompt=ids[:1], max_tokens=len(ids) - 1, logprobs=20, ignore_eos=True,
                                     oasis={"follow": ids[1:]})["choices"][0]["logprobs"]
         for fields in ({"max_tokens": 0}, {"max_tokens": 1}, {"max_tokens": 0, "stream": True}):
             body = {"prompt": ids, "echo": True, "logprobs": 3, **fields}
@@ -327,9 +327,14 @@ class Api(ServeTest):
                 self.assertEqual(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
                 self.assertEqual(answer["choices"][0]["finish_reason"], "length")
             self.assertEqual(len(read["tokens"]), len(ids) + fields["max_tokens"])
+            compared = 0  # made to say a token, the model gives the log-probability of the one that it would have said
             for i in range(1, len(ids)):
-                self.assertAlmostEqual(read["token_logprobs"][i], said["token_logprobs"][i - 1], delta=0.05)
                 self.assertEqual(read["tokens"][i], said["tokens"][i - 1])
+                likely = said["top_logprobs"][i - 1].get(read["tokens"][i])
+                if likely is not None:
+                    self.assertAlmostEqual(read["token_logprobs"][i], likely, delta=0.05)
+                    compared += 1
+            self.assertGreater(compared, len(ids) / 2)
             best = sum(max(a, key=a.get) == max(b, key=b.get)
                        for a, b in zip(read["top_logprobs"][1:len(ids)], said["top_logprobs"]))
             self.assertGreater(best, 0.9 * (len(ids) - 1))

@@ -75,11 +75,13 @@ TEST(Answer, LogProbabilitiesAreFiniteAndTheirTokensDistinct) {
   GenerateRequest r{.prompts = {{0, 1}}, .base = {.sampling = {.logprobs = 2}}, .echo = true};
   const ServedModel m = model();
   Answer answer(r, m, "cmpl-1");
-  run(answer,
-      {token(2, "", -std::numeric_limits<float>::infinity()), end(engine::FinishReason::kLength, "\xEF\xBF\xBD")});
+  engine::Event prompt;
+  prompt.prompt_logprobs = {{.token = 1, .logprob = -.25f}};
+  run(answer, {prompt, token(2, "", -std::numeric_limits<float>::infinity()),
+               end(engine::FinishReason::kLength, "\xEF\xBF\xBD")});
   const Json lp = Json::parse(answer.whole())["choices"][0]["logprobs"];
   EXPECT_EQ(lp["tokens"], Json::parse(R"(["a", "b", "bytes:\\xc3"])"));
-  EXPECT_EQ(lp["token_logprobs"], Json::parse("[null, null, -9999.0]"));
+  EXPECT_EQ(lp["token_logprobs"], Json::parse("[null, -0.25, -9999.0]"));
   EXPECT_EQ(lp["top_logprobs"][2], Json::parse(R"({"a": -0.5, "bytes:\\xc3": -2.0})"));
   EXPECT_EQ(lp["text_offset"], Json::parse("[0, 1, 2]"));
 }

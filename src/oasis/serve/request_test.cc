@@ -111,7 +111,8 @@ TEST(CompletionRequest, WhatIsRefusedIsNamedWithItsLimit) {
   const std::pair<const char*, const char*> cases[] = {
       {R"({"prompt": "a", "temperature": 2.5})", "temperature: 2.5 does not lie in 0 .. 2"},
       {R"({"prompt": "a", "top_p": 0})", "top_p: must be above 0"},
-      {R"({"prompt": "a", "max_tokens": 0})", "max_tokens: 0 is not a whole number in 1 .. 2147483647"},
+      {R"({"prompt": "a", "max_tokens": -1})", "max_tokens: -1 is not a whole number in 0 .. 2147483647"},
+      {R"({"prompt": "a", "max_tokens": 0})", "max_tokens: 0 needs echo: true, or there is nothing to answer"},
       {R"({"prompt": "a", "stop": [7]})", "stop: must be a string or a list of them, not 7"},
       {R"({"prompt": "a", "n": 9})", "n: 9 choices are more than this server takes at once (8)"},
       {R"({"prompt": ["a", "b", "c"], "n": 3})", "prompt: 3 prompts, n = 3 each"},
