@@ -164,6 +164,9 @@ Result<std::unique_ptr<Server>> Server::create(engine::Engine& engine, ServedMod
   raise_descriptor_limit();
   auto impl = std::make_unique<Impl>(engine, std::move(model), std::move(config));
   OASIS_RETURN_IF_ERROR(impl->listen());
+  // One that comes before run() is not lost: it ends the server as soon as it runs.
+  impl->signals.add(SIGINT);
+  impl->signals.add(SIGTERM);
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 
@@ -177,8 +180,6 @@ std::string Server::url() const {
 
 int Server::run() {
   auto& s = *impl_;
-  s.signals.add(SIGINT);
-  s.signals.add(SIGTERM);
   s.service.engine.start();
   net::co_spawn(s.io, s.accept(), net::detached);
   net::co_spawn(s.io, s.wait_for_signal(), net::detached);
